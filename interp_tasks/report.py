@@ -248,7 +248,7 @@ def snapshot(subject: LoadedCheckpoint) -> Snapshot:
     import pandas
 
     from circuits import patterns
-    from interp_tasks.experiments._curve import at_checkpoint
+    from interp_tasks.experiments._runs import at_checkpoint
 
     effects, step = effects_of(subject), int(subject.labels["step"])
     if subject.task is not None:

@@ -2,8 +2,7 @@
 
 Those here work on checkpoints of any task; those of :mod:`interp_tasks.papers` serve one paper each. A new one is a
 file ``_NAME.py`` and a line here; a function ``figures`` beside it draws its page, and ``view_rows`` and
-``view_columns`` lay out the table that people see. The file's name has an underscore because ``experiments.ablation``
-is the function.
+``view_columns`` lay out the table that people see; in a file of several, ``NAME_figures`` and so on.
 
 Names load on first use: importing this package costs nothing, and running an experiment imports torch and pandas.
 """
@@ -14,18 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from interp_tasks.experiments._ablation import ablation as ablation
     from interp_tasks.experiments._attention import attention as attention
     from interp_tasks.experiments._circuit import circuit as circuit
-    from interp_tasks.experiments._curve import curve as curve
-    from interp_tasks.experiments._drops import drops as drops
     from interp_tasks.experiments._fourier import fourier as fourier
+    from interp_tasks.experiments._heads import ablation as ablation
     from interp_tasks.experiments._heads import heads as heads
     from interp_tasks.experiments._lens import lens as lens
     from interp_tasks.experiments._patch import patch as patch
-    from interp_tasks.experiments._permute import permute as permute
     from interp_tasks.experiments._probe import probe as probe
-    from interp_tasks.experiments._transplant import transplant as transplant
+    from interp_tasks.experiments._runs import curve as curve
+    from interp_tasks.experiments._runs import drops as drops
+    from interp_tasks.experiments._weights import permute as permute
+    from interp_tasks.experiments._weights import transplant as transplant
     from interp_tasks.measurement.experiment import Experiment as Experiment
     from interp_tasks.measurement.result import Result as Result
     from interp_tasks.measurement.subjects import Examples as Examples
@@ -53,12 +52,12 @@ if TYPE_CHECKING:
 
 #: Experiment -> its module, in this package.
 _HOMES = {
+    **dict.fromkeys(("ablation", "heads"), "experiments._heads"),
+    **dict.fromkeys(("curve", "drops"), "experiments._runs"),
+    **dict.fromkeys(("permute", "transplant"), "experiments._weights"),
     **{
-        name: f"experiments._{name}"
-        for name in ("ablation", "attention", "curve", "drops", "fourier", "heads")
+        name: f"experiments._{name}" for name in ("attention", "circuit", "fourier", "lens", "patch", "probe")
     },
-    **{name: f"experiments._{name}" for name in ("lens", "patch", "permute", "probe", "transplant")},
-    "circuit": "experiments._circuit",
     "generalisation": "papers.grokfast.generalisation",
     **dict.fromkeys(("algorithm", "baseline", "ood"), "papers.matrix_completion.methods"),
     **dict.fromkeys(("copying", "decoding", "influence"), "papers.matrix_completion.answers"),

@@ -12,7 +12,8 @@ that each comes closest to, and ``largest score: row``, the largest of a templat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,14 +26,13 @@ from interp_tasks.measurement.head_classes import (
     HeadClasses,
     chosen_templates,
     classify_heads,
-    record_patterns,
     scored_positions,
 )
 from interp_tasks.measurement.options import parse_positions
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
-from interp_tasks.measurement.table import numbers, value_text
+from interp_tasks.measurement.table import Row, numbers, value_text
 from interp_tasks.pages import Column, Figure
 
 if TYPE_CHECKING:
@@ -63,11 +63,8 @@ INTERVALS = "Intervals: 95%, bootstrap over examples. The other templates: --for
 TEMPLATES = typer.Option(
     "--template", metavar="NAME", help="Score this template; repeat for several.", show_default="all"
 )
-POSITIONS = typer.Option(
-    "--positions",
-    metavar="WHERE",
-    help="Score: read (the positions the task reads), all, hidden, observed, or positions such as 0,3.",
-)
+WHERE_HELP = "Score: read (the positions the task reads), all, hidden, observed, or positions such as 0,3."
+POSITIONS = typer.Option("--positions", metavar="WHERE", help=WHERE_HELP)
 MASK = typer.Option("--mask", metavar="MASK", help="One for all examples: rows, columns, or ..#.,#...,... .")
 MOVES = typer.Option("--moves/--no-moves", help="Measure how attention moves with the input.")
 
@@ -83,10 +80,8 @@ def attention(
 ) -> Result:
     """See what each attention head attends to: scores against templates, a class per head, mean maps.
 
-    Templates are the task's (row, column, identity, ... of a matrix), or identity, previous, first, duplicate and
-    induction. A score is the share of attention on the template's keys, beside that of uniform attention. Where the
-    task says how, also how far attention moves when only the mask changes, or only the values, and whether it follows a
-    column that moves.
+    A score is the share of attention on the template's keys, beside that of uniform attention. Where the task says how,
+    also how far attention moves when only the mask changes, or only the values, and whether it follows a column.
 
     Args:
         refs: one or several REFs; all see the same examples.
@@ -112,10 +107,9 @@ def attention(
     classes: dict[str, Classes] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        subject, ref = under_mask(subject, mask), str(subject.labels["ref"])
-        recorded = record_patterns(subject, subject.tokens)
-        found = classify_heads(subject, names, at, recorded, moves)
-        maps[ref], classes[ref] = patterns.attention(subject.model, recorded), found.classes
+        found = classify_heads(under_mask(subject, mask), names, at, moves)
+        ref = str(subject.labels["ref"])
+        maps[ref], classes[ref] = patterns.attention(subject.model, found.recorded), found.classes
         return Measured(table(found))
 
     def check(subject: LoadedCheckpoint) -> None:
@@ -133,11 +127,7 @@ def attention(
 
 
 def under_mask(subject: LoadedCheckpoint, mask: str | None) -> LoadedCheckpoint:
-    """Returns the checkpoint with its examples under one mask.
-
-    Raises:
-        UserError, TaskError: where the task has no masks, or none of that name.
-    """
+    """Returns the checkpoint with its examples under one mask."""
     if mask is None:
         return subject
     hide = getattr(subject.task, "with_mask", None)
@@ -147,91 +137,76 @@ def under_mask(subject: LoadedCheckpoint, mask: str | None) -> LoadedCheckpoint:
 
 
 def table(found: HeadClasses) -> pandas.DataFrame:
-    """Returns a checkpoint's rows: each head's templates, movements and relocations, then counts of heads."""
-    import pandas
-
-    shared = ["layer", "head", "effect", "effect_ci_low", "effect_ci_high", "n"]
-
-    def measured(frame: pandas.DataFrame, number: str, baseline: str, metric: Any) -> pandas.DataFrame:
-        names = {f"{number}{end}": f"value{end}" for end in ("", "_ci_low", "_ci_high")} | {
-            baseline: "baseline"
-        }
-        return frame[[*shared, *names]].rename(columns=names).assign(metric=metric)
-
-    scores = found.scores.frame
-    parts = [measured(scores, "score", "chance", scores["template"])]
-    parts += [
-        measured(one.frame, "distance", "unpaired", f"{MOVED}{name}") for name, one in found.moves.items()
-    ]
-    parts += [
-        measured(one.frame, "share", "unpaired", f"{FOLLOWS}{name}") for name, one in found.followed.items()
-    ]
-    frame = pandas.concat(parts, ignore_index=True)
-    frame = frame.sort_values(["layer", "head"], kind="stable", ignore_index=True)
-    heads = list(zip(frame["layer"], frame["head"], strict=True))
-    alone = isinstance(found.positions, (list, tuple)) and len(found.positions) == 1
-    frame = frame.assign(
-        variant=[f"{layer}.{head}" for layer, head in heads],
-        intervention=[found.classes[head] for head in heads],
-    )
-    return pandas.concat([frame, counts(found), distribution(found)], ignore_index=True).assign(
-        site="pattern", position=found.positions[0] if alone else None, engine="naive"
-    )
-
-
-def counts(found: HeadClasses) -> pandas.DataFrame:
-    """Counts the heads in each class, and those that surely follow at half of the queries or more."""
+    """Returns a checkpoint's rows: each head's templates, movements and relocations, then those of all heads."""
     import pandas
 
     from circuits.patterns._scores import OTHER, UNCLEAR
 
-    classes = (*found.possible, UNCLEAR, OTHER)
-    numbers = {f"{COUNTED}{name}": len(found.classes.groups.get(name, ())) for name in classes}
-    numbers |= {f"{FOLLOWING}{name}": len(each.heads()) for name, each in found.followed.items()}
-    counted = pandas.DataFrame(
-        {"metric": list(numbers), "value": [float(number) for number in numbers.values()]}
+    def measured(frame: pandas.DataFrame, number: str, baseline: str, metric: Any) -> pandas.DataFrame:
+        names = {f"{number}{end}": f"value{end}" for end in ("", "_ci_low", "_ci_high")}
+        frame = frame.drop(columns="value", errors="ignore").rename(columns={**names, baseline: "baseline"})
+        shared = ["layer", "head", "effect", "effect_ci_low", "effect_ci_high", "n"]
+        return frame[[*shared, *names.values(), "baseline"]].assign(metric=metric)
+
+    scores, moved, followed = found.scores, found.moves.items(), found.followed.items()
+    parts = [
+        measured(scores.frame, "score", "chance", scores.frame["template"]),
+        *(measured(one.frame, "distance", "unpaired", f"{MOVED}{name}") for name, one in moved),
+        *(measured(one.frame, "share", "unpaired", f"{FOLLOWS}{name}") for name, one in followed),
+    ]
+    frame = pandas.concat(parts, ignore_index=True)
+    frame = frame.sort_values(["layer", "head"], kind="stable", ignore_index=True)
+    heads = list(zip(frame["layer"], frame["head"], strict=True))
+    frame = frame.assign(
+        variant=[f"{layer}.{head}" for layer, head in heads],
+        intervention=[found.classes[head] for head in heads],
     )
-    every, examples = len(found.scores.heads), found.scores.mass.shape[-1]
-    return counted.assign(variant=ALL_HEADS, baseline=float(every), n=examples)
+    # How many heads are in each class, and how many surely follow at half of the queries or more.
+    classes = (*found.possible, UNCLEAR, OTHER)
+    counts = {f"{COUNTED}{name}": len(found.classes.groups.get(name, ())) for name in classes}
+    counts |= {f"{FOLLOWING}{name}": len(one.heads()) for name, one in followed}
+    counted = [
+        {"metric": name, "value": float(n), "baseline": float(len(scores.heads))}
+        for name, n in counts.items()
+    ]
+    of_all = pandas.DataFrame([*counted, *distribution(found)]).assign(
+        variant=ALL_HEADS, n=scores.mass.shape[-1]
+    )
+    alone = isinstance(found.positions, (list, tuple)) and len(found.positions) == 1
+    return pandas.concat([frame, of_all], ignore_index=True).assign(
+        site="pattern", position=found.positions[0] if alone else None, engine="naive"
+    )
 
 
-def distribution(head_classes: HeadClasses) -> pandas.DataFrame:
-    """Returns the distribution over heads of scores, corrected for chance, with intervals over examples.
+def distribution(found: HeadClasses) -> Iterator[Row]:
+    """Yields the distribution over heads of scores, corrected for chance, with intervals over examples.
 
     A quantile, or the largest, is taken in each resample anew.
     """
     import numpy as np
-    import pandas
 
     from circuits.statistics import LEVEL, interval, ratio
 
-    scores = head_classes.scores
-    mass, chance, queries = (part.sum(-1)[None] for part in (scores.mass, scores.chance, scores.queries))
-    resampled_scores, by_chance = scores.resampled()
-    examples = scores.mass.shape[-1]
+    scores, possible = found.scores, found.possible
+    columns = [scores.templates.index(name) for name in possible]
 
     def of(score: Any, expected: Any) -> dict[str, Any]:
         """Returns values [draw] by metric."""
-        corrected = ratio(score - expected, 1 - expected)[
-            ..., [scores.templates.index(n) for n in head_classes.possible]
-        ]
+        corrected = ratio(score - expected, 1 - expected)[..., columns]
         # A template without a query, or that is all that can be seen, is no template for anybody.
         corrected = np.where(np.isnan(corrected), -np.inf, corrected)
         best, largest = corrected.max(-1), corrected.max(-2)
         named = {f"{BEST}{name}": np.quantile(best, at, axis=-1) for name, at in QUANTILES.items()}
-        return named | {f"{LARGEST}{name}": largest[..., at] for at, name in enumerate(head_classes.possible)}
+        return named | {f"{LARGEST}{name}": largest[..., at] for at, name in enumerate(possible)}
 
-    values = of(ratio(mass, queries), ratio(chance, queries))
-    resampled = of(resampled_scores, by_chance)
-    rows = []
+    mass, chance, queries = (part.sum(-1)[None] for part in (scores.mass, scores.chance, scores.queries))
+    values, resampled = of(ratio(mass, queries), ratio(chance, queries)), of(*scores.resampled())
     for metric, (value,) in values.items():
-        if not np.isfinite(value):
-            continue
-        # A resample in which the template has no query says nothing of it.
-        known = np.where(np.isneginf(resampled[metric]), np.nan, resampled[metric])[:, None]
-        low, high = interval(known, LEVEL) if examples > 1 else ([np.nan], [np.nan])
-        rows.append({"metric": metric, **numbers(value, (low[0], high[0]))})
-    return pandas.DataFrame(rows).assign(variant=ALL_HEADS, n=examples)
+        if np.isfinite(value):
+            # A resample in which the template has no query says nothing of it.
+            known = np.where(np.isneginf(resampled[metric]), np.nan, resampled[metric])[:, None]
+            low, high = interval(known, LEVEL) if scores.mass.shape[-1] > 1 else ([np.nan], [np.nan])
+            yield {"metric": metric, **numbers(value, (low[0], high[0]))}
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -260,9 +235,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
     """Returns the columns that people see of heads."""
     moves = [str(name) for name in rows.columns if str(name).startswith((MOVED, FOLLOWS))]
     # Headers and names that can be broken into lines where room is short.
-    headers = {
-        name: name.replace(" ", "\n").replace("_", "\n").replace("moved\nby", "moved by") for name in moves
-    }
+    headers = {name: re.sub("[ _]", "\n", name).replace("moved\nby", "moved by") for name in moves}
     return [
         Column("head", "variant"),
         Column("class", "intervention", lambda row: str(row["intervention"]).replace("_", " ")),

@@ -1,4 +1,4 @@
-"""Decomposes embeddings and neurons into frequencies over the task's grid of inputs or of positions.
+"""Decomposes embeddings and neurons into frequencies over the task's grid of inputs.
 
 For each tensor it has the number of key frequencies, then for each frequency (the ``variant``) the ``share of
 variance`` and of MLPs how many ``neurons`` follow it, and the rest as ``other frequencies``. The column
@@ -8,7 +8,7 @@ variance`` and of MLPs how many ``neurons`` follow it, and the rest as ``other f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,7 @@ from circuits.figures.panels import heat, spectrum
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import grid_of, recorded
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.options import THRESHOLD, check_threshold, parse_rule
+from interp_tasks.measurement.options import THRESHOLD, parse_rule
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
@@ -28,7 +28,6 @@ from interp_tasks.pages import Column, Figure
 
 if TYPE_CHECKING:
     import pandas
-    from torch import Tensor
     from typing_extensions import Unpack
 
     from circuits.fourier import Spectrum
@@ -44,74 +43,57 @@ INPUTS_NOTE = (
     "Grid of inputs: complete, whatever --samples. frequency k of neurons: all products of {1, cos, sin} of k over the "
     "coordinates; what mixes frequencies is among the other frequencies."
 )
-POSITIONS_NOTE = (
-    "Grid of positions: neurons are averaged over the examples first; frequencies are (row, column)."
-)
 NEURONS_NOTE = (
-    f"neurons: those of whose variance the frequency explains more than {{:g}}. Of more than {MAX_ROWS} frequencies "
-    "only key ones and those with neurons have rows."
+    f"neurons: those of whose variance the frequency explains more than {THRESHOLD:g}. Of more than {MAX_ROWS} "
+    "frequencies only key ones and those with neurons have rows."
 )
 RULE = typer.Option(
     "--rule",
     metavar="NAME[=NUMBER]",
     help="Which frequencies are key: noise, of-largest, above-mean or preferred; as in above-mean=2.",
 )
-THRESHOLD_OPTION = typer.Option(
-    "--threshold", help="A neuron follows what explains more than this share of it."
-)
 
 
 @dataclass(frozen=True)
 class Analysed:
-    """The spectrum of one tensor of one checkpoint.
+    """The spectrum of one tensor of one checkpoint, with one axis of features, and its key frequencies.
 
     Attributes:
-        label, site, layer, position: what it is of.
-        spectrum: with one axis of features.
-        by: how its frequencies are told apart, as ``Spectrum.bands`` takes it.
-        neurons: whether the features are neurons, to be clustered.
-        keys: its key frequencies.
+        label: what it is of.
+        place: the columns ``site``, ``layer``, ``position`` that say so.
     """
 
     label: str
-    site: str
-    layer: int | None
-    position: int | None
+    place: Mapping[str, Any]
     spectrum: Spectrum
-    by: str
-    neurons: bool
     keys: tuple[Any, ...] = ()
 
+    @property
+    def neurons(self) -> bool:
+        """Whether the features are neurons, to be clustered."""
+        return self.place["site"] == "mlp_post"
 
-@experiment(says={"rule": None, "threshold": THRESHOLD})
-def fourier(
-    refs: Refs,
-    *,
-    rule: Annotated[str, RULE] = "noise",
-    threshold: Annotated[float, THRESHOLD_OPTION] = THRESHOLD,
-    **options: Unpack[Options],
-) -> Result:
-    """Say which frequencies embeddings and neurons are made of, over the task's grid of inputs or of positions.
+
+@experiment(says={"rule": None})
+def fourier(refs: Refs, *, rule: Annotated[str, RULE] = "noise", **options: Unpack[Options]) -> Result:
+    """Say which frequencies embeddings and neurons are made of, over the task's grid of inputs.
 
     Of each tensor: how much of its variance the key frequencies carry, and how many neurons follow each.
-    Of a grid of inputs: the embedding of the coordinates' tokens, and neurons at the positions that the task reads,
-    over the complete grid whatever ``samples`` is. Of a grid of positions: position embeddings, and neurons
-    averaged over the examples.
+    Tensors are the embedding of the coordinates' tokens, and neurons at the positions that the task reads, over the
+    complete grid whatever ``samples`` is.
 
     Args:
         refs: one or several REFs.
         rule: which frequencies are key: ``"noise"``, ``"of-largest"``, ``"above-mean"`` or ``"preferred"``, or with
             a number of yours, ``"above-mean=2"``; see ``circuits.fourier``.
-        threshold: a neuron belongs to the frequency that explains more than this share of its variance.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
 
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without a grid.
     """
     name, number = parse_rule(rule)
-    check_threshold(threshold)
     spectra: dict[tuple[str, str], Analysed] = {}
-    notes = {SHARES_NOTE: None}
+    rules: dict[str, None] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         import pandas
@@ -119,129 +101,95 @@ def fourier(
         from circuits.fourier import key_frequencies
         from circuits.fourier._spectrum import RULES as MADE
 
-        axes, examples = read_axes(subject), len(subject.tokens)
-        tensors, shared, note = position_spectra, {}, POSITIONS_NOTE
-        if axes[0].position is not None:
-            # On a complete grid nothing is sampled and nothing drawn.
-            tensors, shared, note = input_spectra, {"split": "grid"}, INPUTS_NOTE
-            examples = math.prod(len(axis.values) for axis in axes)
         rows: list[Row] = []
         done: dict[str, Any] = {}
-        for one in tensors(subject, axes):
-            found = key_frequencies(one.spectrum, MADE[name](number), one.by)
-            one = replace(one, keys=found.keys)
-            rows += ({**row, **shared, "n": examples} for row in rows_of(one, threshold))
-            spectra[str(subject.labels["ref"]), one.label] = one
-            notes.update(dict.fromkeys((f"{found.rule}.", note)))
-            keys = [list(key) if isinstance(key, tuple) else key for key in found.keys]
-            done[one.label] = {
-                "grid": dict(one.spectrum.grid.axes),
-                "key frequencies": keys,
-                "rule": found.rule,
-            }
-        return Measured(pandas.DataFrame(rows), done)
+        for one in tensors(subject):
+            found = key_frequencies(one.spectrum, MADE[name](number), "block")
+            one = spectra[str(subject.labels["ref"]), one.label] = replace(one, keys=found.keys)
+            rows += rows_of(one)
+            rules.setdefault(f"{found.rule}.")
+            grid, keys = dict(one.spectrum.grid.axes), list(found.keys)
+            done[one.label] = {"grid": grid, "key frequencies": keys, "rule": found.rule}
+        # On a complete grid nothing is sampled and nothing drawn.
+        examples = math.prod(len(axis.values) for axis in read_axes(subject))
+        return Measured(pandas.DataFrame(rows).assign(split="grid", n=examples), done)
 
-    config = {"rule": f"{name}={number:g}", "threshold": threshold}
+    config = {"rule": f"{name}={number:g}"}
     result = measure("fourier", refs, options, measure_checkpoint, config=config)
-    return replace(result, notes=(*notes, NEURONS_NOTE.format(threshold)), data={"spectra": spectra})
+    return replace(result, notes=(SHARES_NOTE, *rules, INPUTS_NOTE, NEURONS_NOTE), data={"spectra": spectra})
 
 
 def read_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, ...]:
-    """Returns the grid of a checkpoint's task.
-
-    Raises:
-        UserError: for no task, for a task without a grid or with half of one.
-    """
+    """Returns the grid of inputs of a checkpoint's task."""
     task = subject.task
     if task is None:
         raise UserError(
             "fourier needs a task that declares a grid: leave --tokens out, or give --task NAME instead"
         )
     axes = task.grid_axes()
-    if not axes:
+    if not axes or any(axis.position is None for axis in axes):
         raise UserError(
-            f"task {task.name!r} declares no grid of inputs or positions (grid_axes), so there is no spectrum to take"
+            f"task {task.name!r} declares no grid of inputs (grid_axes), so there is no spectrum to take"
         )
-    if len({axis.position is None for axis in axes}) > 1:
-        raise UserError(f"task {task.name!r}: grid_axes are of the inputs or of the positions, not both")
     return axes
 
 
-def input_spectra(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
+def tensors(subject: LoadedCheckpoint) -> Iterator[Analysed]:
     """Yields spectra of embeddings over each coordinate and of neurons over the complete grid of inputs."""
     from circuits.fourier import spectrum
 
+    def place(site: str, layer: int | None = None, position: int | None = None) -> dict[str, Any]:
+        return {"site": site, "layer": layer, "position": position}
+
     task: Any = subject.task
-    weight = subject.model.W_E
+    axes, model = read_axes(subject), subject.model
     tables = {axis.values: axis.name for axis in axes}
     for values, axis_name in tables.items():
-        label = "W_E" if len(tables) == 1 else f"W_E ({axis_name})"
-        rows = weight[list(values)]
-        named = {"digit" if len(tables) == 1 else axis_name: len(values)}
-        yield Analysed(label, "embed", None, None, spectrum(rows, named), "block", False)
+        label, name = ("W_E", "digit") if len(tables) == 1 else (f"W_E ({axis_name})", axis_name)
+        yield Analysed(label, place("embed"), spectrum(model.W_E[list(values)], {name: len(values)}))
     tokens = task.input_grid().tokens.to(subject.tokens.device)
     grid, positions = grid_of(axes, tokens), list(task.read_positions)
-    seen = recorded(subject.model, tokens, neuron_hooks(subject.model), lambda values: values[:, positions])
+    hooks = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
+    hooks = [hook for hook in hooks if hook in model.hook_dict]
+    seen = recorded(model, tokens, hooks, lambda values: values[:, positions])
     for layer, neurons in enumerate(seen.values()):
         for index, position in enumerate(positions):
             at = f", position {position}" if len(positions) > 1 else ""
-            spectra = spectrum(neurons[:, index], grid)
-            yield Analysed(f"mlp_post.{layer}{at}", "mlp_post", layer, position, spectra, "block", True)
+            of_neurons = spectrum(neurons[:, index], grid)
+            yield Analysed(f"mlp_post.{layer}{at}", place("mlp_post", layer, position), of_neurons)
 
 
-def position_spectra(subject: LoadedCheckpoint, axes: Sequence[GridAxis]) -> Iterator[Analysed]:
-    """Yields spectra, over positions, of their embeddings and of each neuron's mean over the examples."""
-    from circuits.fourier import Grid, spectrum
-
-    grid = Grid({axis.name: len(axis.values) for axis in axes})
-    table = dict(subject.model.named_parameters()).get("pos_embed.W_pos")
-    if table is not None:
-        spectra = spectrum(table[: grid.cells], grid)
-        yield Analysed("W_pos", "pos_embed", None, None, spectra, "component", False)
-
-    def sums(values: Tensor) -> Tensor:
-        return values[:, : grid.cells].double().sum(0, keepdim=True)
-
-    seen = recorded(subject.model, subject.tokens, neuron_hooks(subject.model), sums)
-    for layer, summed in enumerate(seen.values()):
-        mean = spectrum(summed.sum(0) / len(subject.tokens), grid)
-        yield Analysed(f"mlp_post.{layer}", "mlp_post", layer, None, mean, "component", True)
-
-
-def neuron_hooks(model: Any) -> list[str]:
-    hooks = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
-    return [hook for hook in hooks if hook in model.hook_dict]
-
-
-def rows_of(one: Analysed, threshold: float) -> list[Row]:
+def rows_of(one: Analysed) -> list[Row]:
     """Returns shares, keys and neurons by frequency, then those of all other frequencies together."""
     from circuits.fourier import clusters
 
-    bands = one.spectrum.bands(one.by).total()
+    bands = one.spectrum.bands("block").total()
     shares = dict(zip(bands.labels, bands.share.tolist(), strict=True))
-    sizes = clusters(one.spectrum, threshold, one.by).sizes if one.neurons else {}
+    sizes = clusters(one.spectrum, THRESHOLD, "block").sizes if one.neurons else {}
     few = len(shares) <= MAX_ROWS
     listed = [label for label in bands.labels if few or label in one.keys or label in sizes]
-    rows: list[Row] = []
-
-    def add(kind: str, variant: str, metric: str, value: float) -> None:
-        place = {"site": one.site, "layer": one.layer, "position": one.position}
-        about = {"variant": variant, "intervention": kind + one.label, "metric": metric}
-        rows.append({**place, **about, "value": float(value)})
-
-    add(SPECTRUM, "all frequencies", KEYS, len(one.keys))
+    found: list[tuple[str, str, str, float]] = [(SPECTRUM, "all frequencies", KEYS, len(one.keys))]
     for label in listed:
-        kind = KEY if label in one.keys else OTHER
-        add(kind, f"frequency {label}", SHARE, shares[label])
+        kind, variant = KEY if label in one.keys else OTHER, f"frequency {label}"
+        found.append((kind, variant, SHARE, shares[label]))
         if one.neurons:
-            add(kind, f"frequency {label}", NEURONS, sizes.get(label, 0))
+            found.append((kind, variant, NEURONS, sizes.get(label, 0)))
     if len(listed) < len(shares) or sum(bands.degrees) < one.spectrum.grid.cells - 1:
         # A tensor that does not vary has no shares at all.
         left = max(0.0, float(any(shares.values())) - sum(shares[label] for label in listed))
-        add(REST, "other frequencies", SHARE, left)
+        found.append((REST, "other frequencies", SHARE, left))
     if one.neurons:
-        add(REST, "no frequency", NEURONS, one.spectrum.power.shape[-1] - sum(sizes.values()))
-    return rows
+        found.append((REST, "no frequency", NEURONS, one.spectrum.power.shape[-1] - sum(sizes.values())))
+    return [
+        {
+            **one.place,
+            "variant": variant,
+            "intervention": kind + one.label,
+            "metric": metric,
+            "value": float(value),
+        }
+        for kind, variant, metric, value in found
+    ]
 
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -273,26 +221,20 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
 
 def figures(result: Result) -> list[Figure]:
     """Returns for each tensor of each checkpoint bars by frequency, and over two coordinates a map of their pairs."""
-    import pandas
-
     caption = (
         "Bars: the share of the variance that each frequency carries, key frequencies in the second colour. "
         "Dashes: what it would carry of white noise. Maps: each combination of the two coordinates' frequencies."
     )
     panels = []
     for (ref, label), one in result.data["spectra"].items():
-        total, axes = one.spectrum.total(), one.spectrum.grid.axes
-        bands = total.bands(one.by)
-        shares, cells = (100 * bands.share).tolist(), one.spectrum.grid.cells
-        labels = [str(each) for each in bands.labels]
+        total, axes, cells = one.spectrum.total(), one.spectrum.grid.axes, one.spectrum.grid.cells
+        bands = total.bands("block")
         noise = [100 * degrees / (cells - 1) for degrees in bands.degrees]
-        across = f"frequencies ({', '.join(axes)})" if one.by == "component" else "frequency"
-        keys = [str(key) for key in one.keys]
-        panels.append(spectrum(labels, shares, keys, f"{label}<br>{ref}", x=across, noise=noise))
+        labels, keys = (list(map(str, names)) for names in (bands.labels, one.keys))
+        panels.append(spectrum(labels, (100 * bands.share).tolist(), keys, f"{label}<br>{ref}", noise=noise))
         if len(axes) == 2:
             down, across = (f"frequency in {name}" for name in axes)
-            title = f"{label}: pairs of frequencies<br>{ref}"
             options: dict[str, Any] = {"across": across, "down": down, "numbers": False, "row": 6}
-            pairs = pandas.DataFrame(100 * total.share.numpy())
+            pairs, title = 100 * total.share.numpy(), f"{label}: pairs of frequencies<br>{ref}"
             panels.append(heat(pairs, title, unit="share of variance (%)", **options))
     return [Figure(draw(panels, barmode="overlay"), "Share of variance by frequency", caption)]

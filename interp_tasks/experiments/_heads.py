@@ -1,13 +1,13 @@
-"""Finds the heads that matter, alone and together.
+"""Ablates attention heads: those that are named, or every head, layer and group to find those that matter.
 
-It makes one edit of each head, each layer, all heads, and groups by name or class.
-
-``plot()`` shows effects as a map, layer by head, and groups as points. By class, the notes say which heads each class
-has.
+The ``frame`` of both has a row for each checkpoint, variant and metric. The metrics are the task's, or for bare tokens
+the distance of the output from the unedited one. ``plot()`` of :func:`heads` shows effects as a map, layer by head, and
+groups as points. By class, its notes say which heads each class has.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,18 +15,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from circuits.model.heads import Head
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.head_classes import head_classes_held_out
 from interp_tasks.measurement.head_edits import (
+    ALL,
+    EACH,
+    EACH_LAYER,
+    HEADS,
     KEYS,
     MODE,
     POSITIONS,
+    SCALE,
     HeadEdit,
-    by_layer,
+    HeadGroups,
+    check_named,
+    chosen_heads,
     every_head,
-    parse_groups,
-    resolve_heads,
+    head_labels,
+    named_heads,
 )
 from interp_tasks.measurement.options import check_draws
 from interp_tasks.measurement.result import Result
@@ -35,10 +43,6 @@ from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from circuits import Head
-    from circuits.model.heads import HeadSpec
-
 
 GROUPS = typer.Option(
     "--group", metavar="NAME=HEADS", help="Some heads together, as in copying=0.1+2.3-5. Repeat."
@@ -51,26 +55,64 @@ RANDOM = typer.Option("--random", help="Beside groups N draws of as many heads a
 RANDOM_SIZE = typer.Option(
     "--random-size", metavar="K", help="Random draws of K heads alone.", show_default="as each group"
 )
+EDIT: dict[str, Any] = {"mode": None, "keys": None, "positions": ALL}
+
+
+@experiment("Intervene", says={**EDIT, "scale": None}, judged_by_task=True)
+def ablation(
+    refs: Refs,
+    heads: Annotated[str | Sequence[Any], HEADS, list[str]] = ALL,
+    mode: Annotated[str, MODE] = "uniform",
+    keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
+    positions: Annotated[str | Sequence[int], POSITIONS, str] = ALL,
+    scale: Annotated[int | float | None, SCALE, float | None] = None,
+    **options: Unpack[Options],
+) -> Result:
+    """Ablate attention heads, by default with uniform attention, and see which metrics move.
+
+    Every number is compared with the unedited model on the same examples.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        heads: ``"all"``, ``"each"`` (a row per head), ``"each-layer"`` or a spec such as ``"0.1+2.3-5"``; a list: a
+            row each.
+        mode: ``uniform`` attention, the ``mean_pattern`` (of the unedited model, or within the edited pass:
+            ``edited_mean_pattern``), or the heads' output ``zero``, its ``mean``, that of another example
+            (``resample``) or with Gaussian ``noise``. Means and resamples are over the examples evaluated.
+        keys: with ``uniform``, attend uniformly to these positions only.
+        positions: edit only here: positions, or a mask of the task's examples (``"hidden"``, ``"observed"``).
+        scale: with ``noise``, its standard deviation.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
+
+    Raises:
+        UserError, TaskError, CircuitsError: in one line.
+    """
+    labels, edit = head_labels(heads), HeadEdit.parse(mode, keys, positions, scale)
+
+    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+        return run_sweep(subject, edit.on(subject, chosen_heads(labels, subject.sizes)), edit.name)
+
+    return measure(
+        "ablation",
+        refs,
+        options,
+        measure_checkpoint,
+        config={"heads": labels, **edit.describe()},
+        check_sizes=lambda sizes, _: chosen_heads(labels, sizes),
+        check=edit.check,
+    )
 
 
 @experiment(
     "Intervene",
-    says={
-        "mode": None,
-        "keys": None,
-        "positions": "all",
-        "by_class": False,
-        "least": 0,
-        "random": 0,
-        "random_size": None,
-    },
+    says={**EDIT, "by_class": False, "least": 0, "random": 0, "random_size": None},
     judged_by_task=True,
 )
 def heads(
     refs: Refs,
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
-    positions: Annotated[str | Sequence[int], POSITIONS, str] = "all",
+    positions: Annotated[str | Sequence[int], POSITIONS, str] = ALL,
     groups: Annotated[Mapping[str, str] | Sequence[str], GROUPS, list[str]] = (),
     by_class: Annotated[bool, BY_CLASS] = False,
     least: Annotated[int, LEAST] = 0,
@@ -83,7 +125,7 @@ def heads(
     Args:
         refs: one or several REFs; all see the same examples.
         mode: what is done to the heads, as in :func:`ablation`.
-        keys: of the mode, as in :func:`ablation`.
+        keys: likewise.
         positions: likewise.
         groups: name -> heads (``{"copying": "0.1+2.3-5"}``), or texts ``"copying=0.1+2.3-5"``.
         by_class: a table of groups instead: the heads of each class that :func:`attention` finds on as many other
@@ -101,33 +143,76 @@ def heads(
     """
     edit, named = HeadEdit.parse(mode, keys, positions), parse_groups(groups)
     check_numbers(least, random, random_size, by_class=by_class, grouped=by_class or bool(named))
-    config = {
-        **edit.describe(),
-        "groups": {name: str(spec).replace(",", "+") for name, spec in named.items()},
-        "by_class": by_class,
-        "least": least,
-        "random": random,
-        "random_size": random_size,
-    }
-    found: dict[str, Mapping[str, tuple[Head, ...]]] = {}
+    found: dict[str, HeadGroups] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        rows, own = groups_of(subject, named, by_class=by_class, least=least)
+        own = {name: named_heads(spec, subject.sizes) for name, spec in named.items()}
+        rows = classes_of(subject, least) if by_class else chosen_heads([EACH, EACH_LAYER], subject.sizes)
+        if taken := own.keys() & rows.keys():
+            raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
         found[str(subject.labels["ref"])] = rows
-        drawn_for = [*(rows.values() if by_class else ()), *own.values()]
-        every = tuple(every_head(subject.sizes))
-        sizes = {random_size} if random_size else {len(group) for group in drawn_for} - {len(every)}
-        variants: dict[str, Any] = {**edit.on(subject, {**rows, "all": every, **own})}
+        every = every_head(subject.sizes)
+        variants: dict[str, Any] = {**edit.on(subject, {**rows, ALL: tuple(every), **own})}
+        grouped = {**(rows if by_class else {}), **own}.values()
+        sizes = {random_size} if random_size else {len(group) for group in grouped} - {len(every)}
         for size in sorted(sizes) if random else ():
             variants[f"random {size}"] = at_random(subject, edit, every, size, random)
         return run_sweep(subject, variants, edit.name, ratios=by_class)
 
+    config = {**edit.describe(), "groups": named, "by_class": by_class, "least": least}
+    config |= {"random": random, "random_size": random_size}
     checks: Any = {"check_sizes": partial(check_groups, named, least, random_size), "check": edit.check}
     result = measure("heads", refs, options, measure_checkpoint, config=config, **checks)
     return replace(result, notes=(*result.notes, *(class_notes(found) if by_class else ())))
 
 
-def class_notes(found: Mapping[str, Mapping[str, tuple[Head, ...]]]) -> list[str]:
+def check_groups(
+    named: Mapping[str, str], least: int, random_size: int | None, sizes: Any, name: str
+) -> None:
+    """Refuses heads that a model of these sizes lacks, and as many as it has."""
+    for spec in named.values():
+        named_heads(spec, sizes)
+    count = sizes.n_layers * sizes.n_heads
+    for option, number in (("least", least), ("random-size", random_size or 0)):
+        if number >= count:
+            raise UserError(f"--{option} {number}: {name} has {count} heads; fewer than that")
+
+
+def check_numbers(least: int, random: int, random_size: int | None, *, by_class: bool, grouped: bool) -> None:
+    """Refuses numbers of heads and draws that mean nothing."""
+    if least and (least < 0 or not by_class):
+        raise UserError(f"--least {least}: a number of heads, which --by-class scores against templates")
+    if random:
+        check_draws(random, "--random")
+    if random_size is not None and (random_size < 1 or not random):
+        raise UserError(f"--random-size {random_size}: at least 1 head, and goes with --random, the draws")
+    if random and not (grouped or random_size):
+        raise UserError(f"--random {random} draws: give --group or --by-class, or --random-size")
+
+
+def parse_groups(groups: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    """Returns heads by the name of their group, of ``NAME=HEADS`` texts or a mapping."""
+    pairs = groups.items() if isinstance(groups, Mapping) else [spec.partition("=")[::2] for spec in groups]
+    named: dict[str, str] = {}
+    for name, spec in (
+        (name.strip(), re.sub(r"\s+", "", str(spec)).replace(",", "+")) for name, spec in pairs
+    ):
+        if not name or not spec:
+            raise UserError(f"--group {name + spec!r}: write NAME=HEADS, such as copying=0.1+2.3-5")
+        if name in named or name in (ALL, EACH) or re.match(r"(layer|random) \d+$|\d+\.\d", name):
+            raise UserError(f"--group {name}={spec}: there is a row of that name already; choose another")
+        check_named(spec, "--group")
+        named[name] = spec
+    return named
+
+
+def classes_of(subject: LoadedCheckpoint, least: int) -> HeadGroups:
+    """Returns classes of heads found on other examples, with so many that are least like any template."""
+    classes = head_classes_held_out(subject)
+    return classes.groups() | ({f"least patterned {least}": classes.least(least)} if least else {})
+
+
+def class_notes(found: Mapping[str, HeadGroups]) -> list[str]:
     """Returns what a ratio is, and the heads of each class by REF: ``row 0.0+0.3, mask_ignore 1.2``."""
     notes = ["ratio: the metric with the edit over that without."]
     for ref, groups in found.items():
@@ -136,65 +221,14 @@ def class_notes(found: Mapping[str, Mapping[str, tuple[Head, ...]]]) -> list[str
     return notes
 
 
-def groups_of(
-    subject: LoadedCheckpoint, named: Mapping[str, HeadSpec], *, by_class: bool, least: int
-) -> tuple[dict[str, tuple[Head, ...]], dict[str, tuple[Head, ...]]]:
-    """Returns each head and each layer, or classes found on other examples with the least patterned; and own groups.
-
-    Raises:
-        UserError: for a group of the name of a class.
-    """
-    every = every_head(subject.sizes)
-    rows = {str(head): (head,) for head in every} | by_layer(every)
-    if by_class:
-        classes = head_classes_held_out(subject)
-        rows = classes.groups() | ({f"least patterned {least}": classes.least(least)} if least else {})
-    own = {name: resolve_heads(group, subject.sizes) for name, group in named.items()}
-    if taken := own.keys() & rows.keys():
-        raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
-    return rows, own
-
-
 def at_random(subject: LoadedCheckpoint, edit: HeadEdit, every: Sequence[Head], size: int, count: int) -> Any:
-    """Returns the edit of so many heads at random, drawn anew so many times."""
-    from circuits import draws
-
-    return draws(lambda seed: edit.on(subject, {"": drawn(every, size, seed)})[""], count, subject.seed)
-
-
-def check_groups(
-    named: Mapping[str, HeadSpec], least: int, random_size: int | None, sizes: Any, name: str
-) -> None:
-    """Refuses heads that a model of these sizes lacks, and as many as it has."""
-    every = sizes.n_layers * sizes.n_heads
-    for spec in named.values():
-        resolve_heads(spec, sizes)
-    for option, number in (("least", least), ("random-size", random_size or 0)):
-        if number >= every:
-            raise UserError(f"--{option} {number}: {name} has {every} heads; fewer than that")
-
-
-def check_numbers(least: int, random: int, random_size: int | None, *, by_class: bool, grouped: bool) -> None:
-    """Refuses numbers of heads and draws that mean nothing.
-
-    Raises:
-        UserError: in one line.
-    """
-    if least and (least < 0 or not by_class):
-        raise UserError(f"--least {least}: a number of heads, which --by-class scores against templates")
-    if random:
-        check_draws(random, "--random")
-    if random and not (grouped or random_size):
-        raise UserError(
-            f"--random {random} draws as many heads as a group has: give --group or --by-class, or --random-size"
-        )
-    if random_size is not None and (random_size < 1 or not random):
-        raise UserError(f"--random-size {random_size}: at least 1 head, and goes with --random, the draws")
-
-
-def drawn(every: Sequence[Head], size: int, seed: int) -> tuple[Head, ...]:
-    """Draws heads at random, without repeats."""
+    """Returns the edit of so many heads at random, without repeats, drawn anew so many times."""
     import numpy as np
 
-    chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
-    return tuple(every[at] for at in sorted(chosen))
+    from circuits import draws
+
+    def drawn(seed: int) -> Any:
+        chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
+        return edit.on(subject, {"": tuple(every[at] for at in sorted(chosen))})[""]
+
+    return draws(drawn, count, subject.seed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.activations import in_passes, place_of_readout
+from interp_tasks.measurement.activations import in_passes
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import Measured, measure
@@ -19,9 +19,15 @@ from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from circuits import Lens
-
 READ_OUT, WITHOUT = "read-out", "without direct"
+
+
+NOTES = (
+    "read-out after: final norm and unembedding applied to the residual stream there; after the last layer "
+    "it is the output.",
+    "without direct: what the component adds straight to the output is taken away, the final norm's scale "
+    "kept; what later layers make of it stays.",
+)
 
 
 @experiment(judged_by_task=True)
@@ -37,19 +43,7 @@ def lens(refs: Refs, **options: Unpack[Options]) -> Result:
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    return measure(
-        "lens",
-        refs,
-        options,
-        measure_checkpoint,
-        config={},
-        notes=(
-            "read-out after: final norm and unembedding applied to the residual stream there; after the last layer "
-            "it is the output.",
-            "without direct: what the component adds straight to the output is taken away, the final norm's scale "
-            "kept; what later layers make of it stays.",
-        ),
-    )
+    return measure("lens", refs, options, measure_checkpoint, config={}, notes=NOTES)
 
 
 def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
@@ -62,27 +56,25 @@ def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
     def parts() -> Iterator[tuple[Any, dict[str, Any]]]:
         for tokens in in_passes(subject.tokens):
             seen = through(subject.model, tokens)
-            read_outs = outputs(seen)
-            columns.update({about["variant"]: about for about, _ in read_outs})
-            yield seen.output, {about["variant"]: output for about, output in read_outs}
+            outputs: dict[str, Any] = {}
+            for name, output in seen.readouts.items():
+                variant = f"{READ_OUT} after {name}"
+                outputs[variant] = output
+                layer = None if name == "embed" else int(name.removeprefix("layer "))
+                place = (
+                    {"site": "resid_pre", "layer": 0}
+                    if layer is None
+                    else {"site": "resid_post", "layer": layer}
+                )
+                columns[variant] = {"intervention": READ_OUT, "head": None, **place}
+            for name in seen.contributions:
+                label, about = component(name)
+                outputs[f"{WITHOUT} {label}"] = seen.without(name)
+                columns[f"{WITHOUT} {label}"] = {"intervention": WITHOUT, **about}
+            yield seen.output, outputs
 
-    metric = None if subject.task is None or subject.batch is None else subject.task.metrics
-    batch = None if metric is None else subject.batch
-    return Measured(compare(parts(), metric, batch, columns, subject.seed).frame, {})
-
-
-def outputs(seen: Lens) -> list[tuple[dict[str, Any], Any]]:
-    """Returns (labels, output) of every row."""
-    read_outs: list[tuple[dict[str, Any], Any]] = []
-    for name, output in seen.readouts.items():
-        about = {"variant": f"{READ_OUT} after {name}", "intervention": READ_OUT, "head": None}
-        read_outs.append((about | place_of_readout(name), output))
-    for name in seen.contributions:
-        label, about = component(name)
-        read_outs.append(
-            ({"variant": f"{WITHOUT} {label}", "intervention": WITHOUT, **about}, seen.without(name))
-        )
-    return read_outs
+    metric = None if subject.task is None else subject.task.metrics
+    return Measured(compare(parts(), metric, subject.batch, columns, subject.seed).frame)
 
 
 def component(name: str) -> tuple[str, dict[str, Any]]:

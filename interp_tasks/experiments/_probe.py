@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
-    from tasks import ProbeTarget, ProbeTargets
+    from tasks import ProbeTargets
 
 #: A probe of d numbers takes more examples than d: more than other experiments ask for.
 SAMPLES = 2048
@@ -82,32 +81,29 @@ def probe(
     check_has_task("probe", options)
     if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
         raise UserError(f"--held-out {held_out:g}: give a fraction below 1, or a number of examples from 2")
-    chosen_sites = [str(Site.parse(each)) for each in ([sites] if isinstance(sites, str) else sites)]
+    places = [str(Site.parse(each)) for each in ([sites] if isinstance(sites, str) else sites)]
     names = [targets] if isinstance(targets, str) else list(targets)
     test = int(held_out) if held_out >= 2 else held_out
-    if not chosen_sites:
+    if not places:
         raise UserError("no site: give --site resid_post, or another")
     tables: dict[str, pandas.DataFrame] = {}
 
     def check_sizes(sizes: Any, name: str) -> None:
-        for site in chosen_sites:
+        for site in places:
             check_layer(f"--site {site}", layer_of(site), sizes, name)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        table = tables[str(subject.labels["ref"])] = fit(subject, chosen_sites, names, test, untrained)
+        table = tables[str(subject.labels["ref"])] = fit(subject, places, names, test, untrained)
         return Measured(tidy_rows(table, untrained=untrained))
 
-    config = {"sites": chosen_sites, "targets": names, "held_out": test, "untrained": untrained}
-    checks: dict[str, Any] = {"check_sizes": check_sizes, "check": partial(choose, names=names)}
+    config = {"sites": places, "targets": names, "held_out": test, "untrained": untrained}
+    checks: Any = {"check_sizes": check_sizes, "check": lambda subject: chosen_targets(subject, names)}
     options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("probe", refs, options, measure_checkpoint, config=config, **checks)
     first = next(iter(tables.values())).iloc[0]
     fitted = f"Probes: least squares, fitted on {int(first['fit_n'])} examples, scored on {int(first['n'])} others."
-    return replace(
-        result,
-        notes=(fitted, BASELINE, *([CONTROL] if untrained else []), INTERVALS),
-        data={"tables": tables},
-    )
+    notes = (fitted, BASELINE, *([CONTROL] if untrained else []), INTERVALS)
+    return replace(result, notes=notes, data={"tables": tables})
 
 
 def fit(
@@ -116,14 +112,13 @@ def fit(
     """Returns the scores of the probes of one checkpoint, beside those of an untrained model."""
     from circuits import probe as probes
 
-    declared = targets_of(subject)
-    chosen = choose(subject, names)
+    declared = chosen_targets(subject, names)
     return probes.linear(
         subject.model,
         subject.tokens,
-        {name: target.values for name, target in chosen.items()},
+        {name: target.values for name, target in declared.targets.items()},
         sites,
-        kind={name: target.kind for name, target in chosen.items()},
+        kind={name: target.kind for name, target in declared.targets.items()},
         positions=declared.positions,
         splits=declared.splits,
         test=test,
@@ -132,38 +127,22 @@ def fit(
     ).frame
 
 
-def targets_of(subject: LoadedCheckpoint) -> ProbeTargets:
-    """Returns the targets that the checkpoint's task declares.
-
-    Raises:
-        UserError: where it declares none.
-    """
+def chosen_targets(subject: LoadedCheckpoint, names: Sequence[str]) -> ProbeTargets:
+    """Returns what the checkpoint's task declares, with the targets named in their order; all where none is."""
     task, batch = subject.task, subject.batch
     assert task is not None
     assert batch is not None
+    if (n := len(subject.tokens)) < FEWEST:
+        raise UserError(f"--samples {n}: some examples are fitted and others scored; give {FEWEST} or more")
     # Where a sign is the solver's, as of singular vectors, targets are the same for every device of the model.
     declared = task.probe_targets(batch.to("cpu"))
     if not declared.targets:
         raise UserError(
             f"task {task.name!r} declares no targets for probes: give it a method probe_targets(batch)"
         )
-    return declared
-
-
-def choose(subject: LoadedCheckpoint, names: Sequence[str]) -> dict[str, ProbeTarget]:
-    """Returns the chosen targets, in the given order; all where none are named.
-
-    Raises:
-        UserError: for too few examples, and for a target that the task does not declare.
-    """
-    if (n := len(subject.tokens)) < FEWEST:
-        raise UserError(f"--samples {n}: some examples are fitted and others scored; give {FEWEST} or more")
-    declared, task = targets_of(subject).targets, subject.task
-    for name in names:
-        if name not in declared:
-            assert task is not None
-            raise UserError(f"--target {name}: task {task.name!r} declares {', '.join(declared)}")
-    return {name: declared[name] for name in names or declared}
+    if missing := [name for name in names if name not in declared.targets]:
+        raise UserError(f"--target {missing[0]}: task {task.name!r} declares {', '.join(declared.targets)}")
+    return replace(declared, targets={name: declared.targets[name] for name in names or declared.targets})
 
 
 def tidy_rows(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:
@@ -172,25 +151,19 @@ def tidy_rows(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:
 
     order = {target: number for number, target in enumerate(dict.fromkeys(table["target"]))}
     table = table.sort_values("target", key=lambda names: names.map(order), kind="stable", ignore_index=True)
-    layer = table["layer"].astype("string")
-    place = table["site"] + ("." + layer).fillna("")
+    place = table["site"] + ("." + table["layer"].astype("string")).fillna("")
     split = table["split"].map(lambda split: "" if split == "all" else f" ({split})")
     columns = ["site", "layer", "head", "value", "value_ci_low", "value_ci_high", "n"]
     names = {"variant": table["target"] + " " + place, "metric": table["metric"] + split}
     common = table[columns].assign(**names, engine="streamed")
-    controls = {
-        "shuffled": ("selectivity", AGAINST_SHUFFLED),
-        "untrained": ("over_untrained", AGAINST_UNTRAINED),
-    }
-    parts = [
-        common.assign(
-            intervention=against,
-            baseline=table[control],
-            **{f"effect{end}": table[f"{difference}{end}"] for end in ("", "_ci_low", "_ci_high")},
-        )
-        for control, (difference, against) in controls.items()
-        if control == "shuffled" or untrained
+    controls = [
+        ("shuffled", "selectivity", AGAINST_SHUFFLED),
+        ("untrained", "over_untrained", AGAINST_UNTRAINED),
     ]
+    parts = []
+    for control, difference, against in controls if untrained else controls[:1]:
+        effects = {f"effect{end}": table[f"{difference}{end}"] for end in ("", "_ci_low", "_ci_high")}
+        parts.append(common.assign(intervention=against, baseline=table[control], **effects))
     return pandas.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 
@@ -204,16 +177,10 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Returns the columns in which readers see ``view_rows``."""
-    untrained = [Column("untrained", "untrained")] if frame["untrained"].notna().any() else []
-    return [
-        Column("variant", "variant"),
-        Column("metric", "metric"),
-        Column("baseline", "baseline"),
-        *untrained,
-        Column("value [95% CI]", "value", value_text),
-        Column("effect", "effect", lambda row: signed(row["effect"])),
-    ]
+    shown = ["variant", "metric", "baseline", *(["untrained"] if frame["untrained"].notna().any() else [])]
+    value = Column("value [95% CI]", "value", value_text)
+    effect = Column("effect", "effect", lambda row: signed(row["effect"]))
+    return [*(Column(name, name) for name in shown), value, effect]
 
 
 def figures(result: Result) -> list[Figure]:

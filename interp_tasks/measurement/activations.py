@@ -43,10 +43,3 @@ def grid_of(axes: Sequence[GridAxis], tokens: Tensor) -> Grid:
 
     positions = {axis.name: int(axis.position or 0) for axis in axes}
     return Grid.of_inputs(tokens, positions, [axis.values for axis in axes])
-
-
-def place_of_readout(name: str) -> dict[str, Any]:
-    """Returns the columns of a read-out that ``circuits.lens`` calls ``embed`` or ``layer 0``."""
-    if name == "embed":
-        return {"site": "resid_pre", "layer": 0}
-    return {"site": "resid_post", "layer": int(name.removeprefix("layer "))}

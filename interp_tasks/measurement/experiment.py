@@ -38,22 +38,18 @@ class Experiment:
         return self.judged_by_task or self.defined("view_columns") is None
 
     def defined(self, name: str) -> Callable[..., Any] | None:
-        """Returns a function that stands beside the experiment, such as ``view_rows``, where there is one."""
-        found: Callable[..., Any] | None = getattr(sys.modules[self.function.__module__], name, None)
+        """Returns a function that stands beside the experiment, ``NAME_view_rows`` or ``view_rows``, if any does."""
+        beside = vars(sys.modules[self.function.__module__])
+        found: Callable[..., Any] | None = beside.get(f"{self.function.__name__}_{name}", beside.get(name))
         return found
 
 
-def experiment(
-    place: str = "Look",
-    says: Mapping[str, Any] | None = None,
-    samples: int | None = None,
-    judged_by_task: bool = False,
-) -> Callable[[F], F]:
+def experiment(place: str = "Look", says: Mapping[str, Any] | None = None, **more: Any) -> Callable[[F], F]:
     """Decorates a function, which it registers as an experiment; the arguments are those of :class:`Experiment`."""
 
     def register(function: F) -> F:
         name = function.__name__.replace("_", "-")
-        EXPERIMENTS[name] = Experiment(name, function, place, says or {}, samples, judged_by_task)
+        EXPERIMENTS[name] = Experiment(name, function, place, says or {}, **more)
         return function
 
     return register

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.head_edits import select_positions
-from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint
+from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, declared
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from circuits.model.heads import Head
     from circuits.patterns import Classes, Following, Movement, Scores
     from tasks.base import Split
@@ -33,10 +31,12 @@ class HeadClasses:
     """The scores, classes, movements and relocations of the heads of one checkpoint.
 
     Attributes:
+        recorded: the patterns that they are of, or the examples, as ``circuits`` takes them.
         possible: the templates that may be classes.
         positions: those looked at, as ``circuits`` takes them.
     """
 
+    recorded: Any
     scores: Scores
     classes: Classes
     possible: tuple[str, ...]
@@ -64,7 +64,6 @@ def classify_heads(
     subject: LoadedCheckpoint,
     names: Sequence[str] = (),
     positions: str | tuple[int, ...] | None = READ,
-    recorded: Any = None,
     moving: bool = True,
 ) -> HeadClasses:
     """Scores and classifies the heads on a checkpoint's examples, and measures how their attention moves.
@@ -73,7 +72,6 @@ def classify_heads(
     for.
 
     Args:
-        recorded: what :func:`record_patterns` returns of the examples.
         moving: whether to measure how attention moves; without it no head is in a class of heads that must not.
     """
     from circuits import patterns
@@ -81,7 +79,7 @@ def classify_heads(
     chosen = scored_positions(subject, positions)
     shared = {"positions": chosen, "seed": subject.seed}
     templates = chosen_templates(subject, names)
-    own = record_patterns(subject, subject.tokens) if recorded is None else recorded
+    own = record_patterns(subject, subject.tokens)
     scores = patterns.scores(subject.model, own, templates, batch=subject.batch, **shared)
     paired = declared(subject, "attention_moves", subject.batch, subject.seed) if moving else {}
     moves = {
@@ -90,37 +88,23 @@ def classify_heads(
     }
     rules = {name: rule for name, rule in declared(subject, "attention_rules").items() if name in templates}
     unless = {name: rule.unless for name, rule in rules.items() if rule.unless in templates}
-    among = {name: moves[rule.static].static() for name, rule in rules.items() if rule.static in moves}
-    if not moving:
-        among = {name: () for name, rule in rules.items() if rule.static}
+    among = {
+        name: moves[rule.static].static() if rule.static in moves else ()
+        for name, rule in rules.items()
+        if rule.static in moves or (rule.static and not moving)
+    }
     classes = patterns.classify(scores, THRESHOLD, unless=unless, among=among)
     possible = tuple(name for name in templates if name not in unless.values())
     pairs = declared(subject, "attention_relocations", subject.batch, subject.seed) if moving else {}
-    followed = {
+    followed = {}
+    for name, each in pairs.items():
+        before, after = each.before.tokens, each.after.tokens
         # A mask of queries is that before the move.
-        name: patterns.follow(
-            subject.model,
-            each.before.tokens,
-            each.after.tokens,
-            each.groups,
-            each.source,
-            each.target,
-            positions=scored_positions(subject.shown(each.before), positions),
-            seed=subject.seed,
+        where = {"positions": scored_positions(subject.shown(each.before), positions), "seed": subject.seed}
+        followed[name] = patterns.follow(
+            subject.model, before, after, each.groups, each.source, each.target, **where
         )
-        for name, each in pairs.items()
-    }
-    return HeadClasses(scores, classes, possible, moves, followed, chosen)
-
-
-def declared(subject: LoadedCheckpoint, name: str, *given: Any) -> Mapping[str, Any]:
-    """Returns what a checkpoint's task declares; nothing where it declares none, or there are no pairs of examples.
-
-    Args:
-        given: the examples that are paired, and the seed.
-    """
-    declare = getattr(subject.task, name, None)
-    return {} if declare is None or (given and len(subject.tokens) < 2) else dict(declare(*given))
+    return HeadClasses(own, scores, classes, possible, moves, followed, chosen)
 
 
 def record_patterns(subject: LoadedCheckpoint, tokens: Any) -> Any:
@@ -134,11 +118,7 @@ def record_patterns(subject: LoadedCheckpoint, tokens: Any) -> Any:
 
 
 def head_classes_held_out(subject: LoadedCheckpoint) -> HeadClasses:
-    """Classifies heads on other examples of the task, so that selection and measurement are independent.
-
-    Raises:
-        UserError: for bare tokens, of which there are no others.
-    """
+    """Classifies heads on other examples of the task, so that selection and measurement are independent."""
     if subject.task is None:
         raise UserError(NO_CLASSES)
     split: Split = "validation" if subject.labels["split"] != "validation" else "test"
@@ -147,15 +127,13 @@ def head_classes_held_out(subject: LoadedCheckpoint) -> HeadClasses:
     return classify_heads(subject.shown(batch))
 
 
-def chosen_templates(
-    subject: LoadedCheckpoint, names: Sequence[str]
-) -> dict[str, Tensor | Callable[[Any], Tensor]]:
-    """Returns the chosen templates by name; by default those of the task, or without a task five that need none.
-
-    Raises:
-        UserError: for a name that there is not.
-    """
+def chosen_templates(subject: LoadedCheckpoint, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the chosen templates by name; by default those of the task, or without a task five that need none."""
     from circuits import patterns
+
+    def tokens_of(batch: Any) -> Any:
+        tokens = getattr(batch, "tokens", batch)
+        return getattr(tokens, "tokens", tokens)
 
     length = subject.tokens.shape[1]
     known: dict[str, Any] = {
@@ -175,18 +153,8 @@ def chosen_templates(
     return {name: known[name] for name in dict.fromkeys(names or own)}
 
 
-def tokens_of(batch: Any) -> Any:
-    """Returns the tokens ``[batch pos]`` of a task's examples, of prompts, or bare tokens."""
-    tokens = getattr(batch, "tokens", batch)
-    return getattr(tokens, "tokens", tokens)
-
-
 def scored_positions(subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None) -> Any:
-    """Returns the queries to score, as ``circuits`` takes them.
-
-    Raises:
-        UserError: for those that the examples do not have.
-    """
+    """Returns the queries to score, as ``circuits`` takes them."""
     if positions != READ:
         return select_positions(subject, positions)
     return None if subject.task is None else list(subject.task.read_positions)

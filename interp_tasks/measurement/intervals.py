@@ -17,13 +17,6 @@ MAX_CORNERS = 12
 Interval = tuple[float, float]
 
 
-def t_cdf(t: float, df: int) -> float:
-    """Returns the share of Student's t distribution below ``t``."""
-    from scipy.special import stdtr
-
-    return float(stdtr(df, t))
-
-
 def t_quantile(share: float, df: int) -> float:
     """Returns the number below which a share of Student's t distribution lies."""
     from scipy.special import stdtrit
@@ -72,14 +65,12 @@ def interval_over_runs(values: Sequence[float]) -> Interval:
     There is none below three runs. Where a run never got there, and is infinite, it is one of the median, from order
     statistics, which six runs have.
     """
-    if len(values) < MIN_RUNS:
-        return math.nan, math.nan
-    if all(map(math.isfinite, values)):
-        found = t_interval(values)
-        assert found is not None
-        return found
-    low, high = median_interval([(value, value) for value in values]) or (math.nan, math.nan)
-    return (low if math.isfinite(low) else math.nan), (high if math.isfinite(high) else math.nan)
+    ends = None
+    if len(values) >= MIN_RUNS:
+        known = all(map(math.isfinite, values))
+        ends = t_interval(values) if known else median_interval([(value, value) for value in values])
+    low, high = ends or (math.nan, math.nan)
+    return finite_or_nan(low), finite_or_nan(high)
 
 
 def share_interval(values: Sequence[float]) -> Interval:
@@ -159,20 +150,6 @@ def median_interval(bounds: Sequence[Interval]) -> Interval | None:
     return lows[rank], highs[n - 1 - rank]
 
 
-def bonferroni_interval(interval: Interval, value: float, looks: int) -> Interval:
-    """Returns an interval for one of several looks that are to hold together (Bonferroni, normal)."""
-    factor = z_quantile(1 - ALPHA / 2 / looks) / z_quantile(1 - ALPHA / 2)
-    return value - factor * (value - interval[0]), value + factor * (interval[1] - value)
-
-
-def quotient(above: Interval, below: Interval) -> Interval | None:
-    """Returns all that one number between bounds can be of another; ``None`` where that may be 0."""
-    if below[0] <= 0 <= below[1]:
-        return None
-    ends = [over / under for over in above for under in below]
-    return min(ends), max(ends)
-
-
 def p_value_at_bound(value: float, error: float, df: int | None, bound: float) -> float:
     """Returns the share of the t distribution (normal: ``df`` is ``None``) beyond a bound, on its side of the number.
 
@@ -181,5 +158,7 @@ def p_value_at_bound(value: float, error: float, df: int | None, bound: float) -
     Args:
         error: above 0; numbers that do not differ have no such share.
     """
+    from scipy.special import ndtr, stdtr
+
     t = (bound - value) / error
-    return 1 - (NormalDist().cdf(t) if df is None else t_cdf(t, df))
+    return 1 - float(ndtr(t) if df is None else stdtr(df, t))

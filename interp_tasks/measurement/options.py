@@ -60,14 +60,7 @@ def layer_of(site: str) -> int | None:
 
 
 def check_layer(written: str, layer: int | None, sizes: Any, name: str) -> None:
-    """Refuses a layer that a model of these sizes, called ``name``, does not have.
-
-    Args:
-        written: the option with its value, for the message.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuses a layer, ``written`` as an option with its value, that a model of these sizes does not have."""
     if layer is not None and layer >= sizes.n_layers:
         raise UserError(f"{written}: {name} has layers 0-{sizes.n_layers - 1}")
 
@@ -77,8 +70,10 @@ def check_draws(draws: int, option: str = "--draws") -> None:
         raise UserError(f"{option} {draws}: at least one draw is needed, and at most {MAX_DRAWS}")
 
 
-def check_positions(option: str, spec: str) -> tuple[int, ...]:
-    """Parses positions such as ``0,3`` or ``-1`` (the last), each once."""
+def check_positions(option: str, spec: str | Iterable[int]) -> tuple[int, ...]:
+    """Parses positions such as ``0,3`` or ``-1`` (the last), each once; numbers are taken as they are."""
+    if not isinstance(spec, str):
+        return tuple(spec)
     parts = [part.strip() for part in spec.split(",")]
     if not all(POSITION.fullmatch(part) for part in parts):
         raise UserError(f"{option} {spec!r}: write positions counted from 0, such as 0,1, or -1 for the last")
@@ -87,13 +82,10 @@ def check_positions(option: str, spec: str) -> tuple[int, ...]:
 
 def parse_positions(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:
     """Returns ``None`` for all, positions, or the name of a mask of the task's examples (``hidden``)."""
-    if not isinstance(spec, str):
-        return tuple(spec)
-    if spec.strip().lower() == "all":
+    word = spec.strip() if isinstance(spec, str) else ""
+    if word.lower() == "all":
         return None
-    if WORD.fullmatch(spec.strip()):
-        return spec.strip()
-    return check_positions("--positions", spec)
+    return word if WORD.fullmatch(word) else check_positions("--positions", spec)
 
 
 def check_kinds(kinds: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -131,14 +123,7 @@ def called(name: str, limits: Mapping[str, Any]) -> str:
 
 
 def parse_rule(rule: str, rules: Mapping[str, float] = RULES) -> tuple[str, float]:
-    """Returns a rule's name and number, from ``NAME`` or ``NAME=NUMBER``.
-
-    Args:
-        rules: those there are, with their usual numbers.
-
-    Raises:
-        UserError: for a rule there is not, for no number.
-    """
+    """Returns a rule's name and number, from ``NAME`` or ``NAME=NUMBER``, of rules with their usual numbers."""
     name, equals, text = rule.partition("=")
     check_choice("--rule", name, tuple(rules))
     try:
@@ -148,8 +133,3 @@ def parse_rule(rule: str, rules: Mapping[str, float] = RULES) -> tuple[str, floa
     if not 0 <= number < 1e9:
         raise UserError(f"--rule {rule}: after = comes a number from 0, such as {name}={rules[name]:g}")
     return name, number
-
-
-def check_threshold(threshold: float) -> None:
-    if not 0 <= threshold <= 1:
-        raise UserError(f"--threshold {threshold:g}: give a share of the variance, from 0 to 1")

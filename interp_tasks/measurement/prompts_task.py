@@ -101,11 +101,7 @@ def target(values: tuple[Any, ...]) -> ProbeTarget:
 
 
 def prompts_task(file: str | Path, stored: ResolvedCheckpoint) -> PromptsTask:
-    """Returns the prompts of a file in the tokens of a checkpoint's model.
-
-    Raises:
-        CircuitsError: naming the row, for what is wrong with the file, and for texts where a model has no tokenizer.
-    """
+    """Returns the prompts of a file in the tokens of a checkpoint's model."""
     from interp_tasks.checkpoints.load import load_resolved
 
     return PromptsTask(pairs=read_prompts(load_resolved(stored, "cpu").model, file))

@@ -10,9 +10,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.disk import atomic_write, write_together
+from interp_tasks.disk import write_together
 from interp_tasks.measurement.experiment import EXPERIMENTS
-from interp_tasks.measurement.table import holm_note, of_metric, shown_columns, shown_rows
+from interp_tasks.measurement.options import unknown
+from interp_tasks.measurement.table import HOLM, plain_metric, shown_columns, shown_rows, with_holm
 from interp_tasks.pages import Column, Figure, Page, Table, is_page, versions
 
 if TYPE_CHECKING:
@@ -24,11 +25,9 @@ if TYPE_CHECKING:
 FILES = (".parquet", ".csv", ".json", ".config.json")
 PAGE = ".html"
 #: What ``print`` shows of a result.
-SHOWN_ALONE = ("ref", "variant", "draw", "metric", "value", "value_ci_low", "value_ci_high")
-SHOWN_COMPARED = (
-    *("ref", "variant", "draw", "metric", "baseline", "value", "effect", "effect_ci_low", "effect_ci_high"),
-    "p_adjusted",
-)
+SHOWN = ("ref", "variant", "draw", "metric")
+SHOWN_ALONE = (*SHOWN, "value", "value_ci_low", "value_ci_high")
+SHOWN_COMPARED = (*SHOWN, "baseline", "value", "effect", "effect_ci_low", "effect_ci_high", "p_adjusted")
 
 
 def target(folder: str | Path, name: str, suffix: str) -> Path:
@@ -69,54 +68,52 @@ class Result:
             for row in self.frame.to_dict("records")
         ]
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """Returns a list of records; also written to ``path`` if given."""
+    def to_json(self) -> str:
+        """Returns a list of records."""
         rows = (json.dumps(record, allow_nan=False, ensure_ascii=False) for record in self.records())
-        text = "[\n" + ",\n".join(rows) + "\n]\n"
-        if path is not None:
-            atomic_write(Path(path), text)
-        return text
+        return "[\n" + ",\n".join(rows) + "\n]\n"
 
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """Returns comma-separated values with a header; also writes them to ``path`` if given."""
+    def to_csv(self) -> str:
+        """Returns comma-separated values with a header."""
         text: str = self.frame.to_csv(index=False, lineterminator="\n")
-        if path is not None:
-            atomic_write(Path(path), text)
         return text
-
-    def to_parquet(self, path: str | Path) -> Path:
-        """Writes parquet; the stamp is in the file's metadata under the key ``interp-tasks``."""
-        return atomic_write(Path(path), self.parquet())
 
     def parquet(self) -> bytes:
-        """Returns what :meth:`to_parquet` writes."""
+        """Returns parquet; the stamp is in the metadata under the key ``interp-tasks``."""
         import pyarrow
         import pyarrow.parquet
 
         table = pyarrow.Table.from_pandas(self.frame, preserve_index=False)
         stamp = {b"interp-tasks": json.dumps(self.stamp()).encode()}
-        table = table.replace_schema_metadata({**(table.schema.metadata or {}), **stamp})
         buffer = BytesIO()
-        pyarrow.parquet.write_table(table, buffer)
+        pyarrow.parquet.write_table(
+            table.replace_schema_metadata({**(table.schema.metadata or {}), **stamp}), buffer
+        )
         return buffer.getvalue()
 
     def of_metric(self, metric: str | None) -> Self:
-        """Returns the rows of one metric, a family of tests of its own: Holm's adjustment is over them alone.
+        """Returns the rows of one metric, for all its targets and as a ratio; ``"all"`` returns all rows.
+
+        They are a family of tests of its own: Holm's adjustment is over them alone.
 
         Args:
-            metric: see :func:`~interp_tasks.measurement.table.of_metric`.
+            metric: ``None``: the one that the task calls its own, and all rows of a table that has none of it.
 
         Raises:
             UserError: for a metric of which there is no row.
         """
-        frame, every = of_metric(self.frame, metric, self.config), holm_note(self.frame)
-        if every not in self.notes:
-            return replace(self, frame=frame)
-        from circuits.statistics import holm
-
-        frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
-        notes = tuple(holm_note(frame) if note == every else note for note in self.notes)
-        return replace(self, frame=frame, notes=notes)
+        names = self.frame["metric"].map(plain_metric)
+        parts = self.config.get("parts", [self.config])
+        own = {name for part in parts for name in part.get("metrics of the tasks", ())}
+        chosen = names.isin(own) if metric is None else (names == metric) | (self.frame["metric"] == metric)
+        if metric not in (None, "all") and not chosen.any():
+            raise unknown("no metric", metric, list(dict.fromkeys(names)), "metrics of the rows")
+        if metric == "all" or not chosen.any():
+            return self
+        frame, tested = with_holm(self.frame[chosen])
+        notes = [note for note in self.notes if not note.startswith(HOLM.partition("{")[0])]
+        at = 1 if len(notes) < len(self.notes) else len(notes)
+        return replace(self, frame=frame, notes=(*notes[:at], *tested, *notes[at:]))
 
     def stamp(self) -> dict[str, Any]:
         return {
@@ -170,8 +167,7 @@ class Result:
         """Returns the figures of the page: those of the experiment, or every value beside its baseline, by metric."""
         from interp_tasks.measurement.figure import figures
 
-        known = EXPERIMENTS.get(self.experiment)
-        own = None if known is None else known.defined("figures")
+        own = EXPERIMENTS[self.experiment].defined("figures") if self.experiment in EXPERIMENTS else None
         drawn: list[Figure] = figures(self.frame, self.examples()) if own is None else own(self)
         return drawn
 
@@ -206,9 +202,7 @@ def json_value(value: Any) -> Any:
         return [json_value(item) for item in value]
     if isinstance(value, dict):
         return {str(key): json_value(item) for key, item in value.items()}
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    # What is left is a marker of pandas for a missing value.
-    return None
+    # Anything else is a marker of pandas for a missing value.
+    return value if isinstance(value, (str, int)) else None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +39,16 @@ class Curve:
     drop: Drop | None
     why_none: str = ""
 
+    def quantities(self) -> dict[str, float]:
+        """Returns what is said of it, in order; NaN of a drop where it has none."""
+        found = {name: float(getattr(self.drop, name, math.nan)) for name in QUANTITIES}
+        length = math.nan if self.drop is None else float(self.drop.end - self.drop.onset)
+        return found | {
+            "drop": float(self.drop is not None),
+            "length": length,
+            "final": final_level(self.values) if self.drop is None else self.drop.final,
+        }
+
 
 @dataclass(frozen=True)
 class Run:
@@ -67,9 +79,10 @@ class Run:
         return str(self.described["drop_metric"]["name"])
 
     @property
-    def direction(self) -> str:
-        """Which way the drop metric goes, ``down`` or ``up``."""
-        return str(self.described["drop_metric"]["direction"])
+    def direction(self) -> Literal["down", "up"]:
+        """Which way the drop metric goes."""
+        way: Literal["down", "up"] = self.described["drop_metric"]["direction"]
+        return way
 
     def logged(self, split: str = "validation") -> tuple[str, ...]:
         """Returns the metrics that it logs of a split."""
@@ -98,12 +111,13 @@ class Run:
         if not len(values):
             has = ", ".join(name for name in self.logged() if len(self.finite(name)[1])) or "nothing"
             raise UserError(f"{self.name} logs no validation {metric!r}: it has {has}")
-        falls = self.direction == "down" if metric.startswith(self.drop_metric) else "accuracy" not in metric
+        way: Literal["down", "up"] = "up" if "accuracy" in metric else "down"
+        if metric.startswith(self.drop_metric):
+            way = self.direction
         theory = theoretical_plateau(self.described) if metric in self.own_metrics() else None
-        way: Literal["down", "up"] = "down" if falls else "up"
         found = drop_or_reason(steps, values, way, theory)
-        drop, why_none = (found, "") if isinstance(found, Drop) else (None, found)
-        return Curve(metric, steps, values, drop, why_none)
+        none = None, str(found)
+        return Curve(metric, steps, values, *((found,) if isinstance(found, Drop) else none))
 
     def own_metrics(self) -> tuple[str, ...]:
         """Returns the task's drop metric and, of a mixture, that of each part."""
@@ -112,20 +126,12 @@ class Run:
 
     def labels(self) -> dict[str, Any]:
         """Returns the columns that all rows of the run share."""
-        train = self.config.get("train", {})
+        train, counts = self.config.get("train", {}), self.described.get("validation_examples")
         # Of a mixture the examples of one of its kinds.
-        counts = self.described.get("validation_examples")
-        known = [whole(count) for count in counts.values()] if isinstance(counts, dict) else []
-        examples = max((count for count in known if count is not None), default=None)
-        return {
-            "run": self.name,
-            "ref": self.name,
-            "step": self.last_step,
-            "seed": whole(train.get("seed")),
-            "split": "validation",
-            "n": whole(train.get("eval_samples")) if examples is None else examples,
-            "n_runs": 1,
-        }
+        known = counts.values() if isinstance(counts, dict) else [train.get("eval_samples")]
+        n = max((count for count in map(whole, known) if count is not None), default=None)
+        place = {"run": self.name, "ref": self.name, "step": self.last_step, "seed": whole(train.get("seed"))}
+        return {**place, "split": "validation", "n": n, "n_runs": 1}
 
 
 def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
@@ -135,10 +141,7 @@ def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
         UserError: for none, for a checkpoint, for what does not exist, for a folder without ``run.json``.
     """
     runs: dict[str, Path] = {}
-    names = [given] if isinstance(given, str) else [str(name) for name in given]
-    if not names:
-        raise UserError("no run: name a run folder, a glob of some, or zoo:NAME")
-    for name in names:
+    for name in map(str, [given] if isinstance(given, str) else given):
         check_run_name(name)
         if name.startswith(ZOO):
             # They need no checkpoints, some being logs alone.
@@ -152,6 +155,8 @@ def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
                 if not log_file(path, file).is_file():
                     raise UserError(f"{run} has no {file}: only runs of the trainer have curves")
             runs.setdefault(run, path)
+    if not runs:
+        raise UserError("no run: name a run folder, a glob of some, or zoo:NAME")
     return runs
 
 
@@ -164,27 +169,25 @@ def check_run_name(name: str) -> None:
 
 
 def read_runs(given: str | Sequence[str]) -> list[Run]:
-    """Returns the runs named, with their logs.
+    """Returns the runs named, with their declarations and logs, checked.
 
     Raises:
-        UserError: see :func:`find_runs`; for a run that declares no drop metric.
+        UserError: see :func:`find_runs`; for a run without a drop metric, or a mangled log.
     """
-    return [read_one(name, path) for name, path in find_runs(given).items()]
-
-
-def read_one(name: str, path: Path) -> Run:
-    """Reads a run's declaration and its log, checked.
-
-    Raises:
-        UserError: for a run without a drop metric, or a mangled log.
-    """
-    described = read_run(path)
-    metric, config = described.get("drop_metric"), described.get("config")
-    if not (isinstance(metric, dict) and {"name", "direction"} <= set(metric) and isinstance(config, dict)):
-        raise UserError(f"{path / RUN_FILE} declares no drop_metric or no config: its curve cannot be read")
-    if not all(isinstance(section, dict) for section in config.values()):
-        raise UserError(f"{path / RUN_FILE} is mangled: a section of its config is not an object")
-    return Run(name, path, described, *read_columns(path))
+    runs = []
+    for name, path in find_runs(given).items():
+        described = read_run(path)
+        metric, config = described.get("drop_metric"), described.get("config")
+        if not (
+            isinstance(metric, dict) and {"name", "direction"} <= set(metric) and isinstance(config, dict)
+        ):
+            raise UserError(
+                f"{path / RUN_FILE} declares no drop_metric or no config: its curve cannot be read"
+            )
+        if not all(isinstance(section, dict) for section in config.values()):
+            raise UserError(f"{path / RUN_FILE} is mangled: a section of its config is not an object")
+        runs.append(Run(name, path, described, *read_columns(path)))
+    return runs
 
 
 def whole(value: Any) -> int | None:
@@ -210,12 +213,9 @@ def title_and_prefix(names: Sequence[str]) -> tuple[str, str]:
     """Returns what a table of runs is of, and what all names of runs in it begin with and need not say."""
     if len(names) == 1:
         return names[0], ""
-    shared: list[str] = []
-    for level in zip(*(name.split("/")[:-1] for name in names), strict=False):
-        if len(set(level)) > 1:
-            break
-        shared.append(level[0])
-    folder, count = "/".join(shared), sum("*" not in name for name in names)
+    levels = zip(*(name.split("/")[:-1] for name in names), strict=False)
+    folder = "/".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
+    count = sum("*" not in name for name in names)
     return f"{count} runs{' of ' + folder if folder else ''}", f"{folder}/" if folder else ""
 
 
@@ -235,46 +235,28 @@ def pooled_over_seeds(
     """
     import numpy as np
 
-    groups: dict[str, list[str]] = {}
-    for run in runs:
-        groups.setdefault(family(run.name) or run.name, []).append(run.name)
+    seeds = Counter(family(run.name) for run in runs)
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        name = family(row["run"])
+        if name is not None and seeds[name] > 1:
+            groups.setdefault((name, row["split"], row["variant"], row["metric"]), []).append(row)
     pooled: list[Row] = []
-    for name, group in groups.items():
-        same: dict[tuple[Any, ...], list[Row]] = {}
-        for row in rows if len(group) > 1 else ():
-            if row["run"] in group:
-                same.setdefault((row["split"], row["variant"], row["metric"]), []).append(row)
-        for (_, _, metric), of_seeds in same.items():
-            values = np.array([row["value"] for row in of_seeds])
-            values = (
-                np.where(np.isnan(values), np.inf, values) if is_late(metric) else values[~np.isnan(values)]
-            )
-            share, first = is_share(metric), of_seeds[0]
-            value = float((np.mean if share else np.median)(values)) if len(values) else math.nan
-            ends = (share_interval if share else interval_over_runs)(values.tolist())
-            shared = {**first, "run": name, "ref": name, "seed": None, "n_runs": len(values)}
-            shared |= {"step": max(row["step"] for row in of_seeds), "baseline": None, "effect": None}
-            baseline = first.get("baseline") if baselines else None
-            pooled.append({**shared, **numbers(finite_or_nan(value), ends, baseline)})
-            if not share and len(values):
-                for word, extreme in (("smallest", values.min()), ("largest", values.max())):
-                    pooled.append({**shared, "metric": f"{metric}, {word}", "value": finite_or_nan(extreme)})
+    for (name, _, _, metric), of_seeds in groups.items():
+        values = np.array([row["value"] for row in of_seeds])
+        late = is_late(metric)
+        values = np.where(np.isnan(values), np.inf, values) if late else values[~np.isnan(values)]
+        share, first = is_share(metric), of_seeds[0]
+        value = float((np.mean if share else np.median)(values)) if len(values) else math.nan
+        ends = (share_interval if share else interval_over_runs)(values.tolist())
+        shared = {**first, "run": name, "ref": name, "seed": None, "n_runs": len(values)}
+        shared |= {"step": max(row["step"] for row in of_seeds), "baseline": None, "effect": None}
+        baseline = first.get("baseline") if baselines else None
+        pooled.append({**shared, **numbers(finite_or_nan(value), ends, baseline)})
+        if not share and len(values):
+            for word, extreme in (("smallest", values.min()), ("largest", values.max())):
+                pooled.append({**shared, "metric": f"{metric}, {word}", "value": finite_or_nan(extreme)})
     return pooled
-
-
-def measures(curve: Curve) -> dict[str, float]:
-    """Returns the quantities of one curve, NaN where it has none."""
-    drop = curve.drop
-    values = dict.fromkeys(QUANTITIES, math.nan) | {
-        "drop": float(drop is not None),
-        "final": final_level(curve.values),
-    }
-    if drop is not None:
-        values |= {
-            name: float(getattr(drop, name)) for name in ("onset", "crossing", "end", "plateau", "final")
-        }
-        values |= {"length": float(drop.end - drop.onset), "sharpness": drop.sharpness}
-    return values
 
 
 def task_of_run(run: Run) -> Task | None:
@@ -288,12 +270,11 @@ def task_of_run(run: Run) -> Task | None:
 
 def declared(run: Run, name: Literal["plateau_levels", "loss_shares"]) -> Mapping[str, float]:
     """Returns numbers by metric that the run's task declares; none for a task that is not known here."""
-    stored: Mapping[str, float] | None = run.described.get(name)
-    if stored is not None:
-        return stored
-    # Older runs do not say them.
-    task = task_of_run(run)
-    numbers: Mapping[str, float] = {} if task is None else getattr(task, name)()
+    numbers: Mapping[str, float] | None = run.described.get(name)
+    if numbers is None:
+        # Older runs do not say them.
+        task = task_of_run(run)
+        numbers = {} if task is None else getattr(task, name)()
     return numbers
 
 

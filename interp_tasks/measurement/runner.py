@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from circuits.errors import prefixed
@@ -17,7 +17,7 @@ from interp_tasks.measurement.subjects import (
     sizes_of,
     subjects,
 )
-from interp_tasks.measurement.table import RATIO, Row, holm_note, tidy
+from interp_tasks.measurement.table import RATIO, Row, tidy, with_holm
 
 if TYPE_CHECKING:
     import pandas
@@ -89,27 +89,11 @@ def measure(
     for ref, rows in (later() if later is not None else {}).items():
         frames[ref].append(labelled(rows, labels[ref]))
     named = {"refs": [each.label for each in found], "checkpoints": [each.ref for each in found]}
-    recorded = {
-        **named,
-        **config,
-        **examples.describe(),
-        "metrics of the tasks": list(own_metrics),
-        "done": done,
-    }
-    table = pandas.concat([frame for parts in frames.values() for frame in parts], ignore_index=True)
-    return adjusted(Result(experiment, tidy(table), recorded, tuple(notes)))
-
-
-def adjusted(result: Result) -> Result:
-    """Returns a result with Holm's adjustment of its p-values and the notes about them and intervals."""
-    from circuits.statistics import holm
-
-    table, tested = result.frame, []
-    if table["p_value"].notna().any():
-        # The table is one family: whoever reads it may pick the best row of any checkpoint and metric.
-        table = table.assign(p_adjusted=holm(table["p_value"].to_numpy(dtype=float)))
-        tested = [holm_note(table)]
-    return replace(result, frame=table, notes=(INTERVALS, *tested, *result.notes))
+    asked = {**named, **config, **examples.describe()}
+    recorded = {**asked, "metrics of the tasks": list(own_metrics), "done": done}
+    table = tidy(pandas.concat([frame for parts in frames.values() for frame in parts], ignore_index=True))
+    table, tested = with_holm(table)
+    return Result(experiment, table, recorded, (INTERVALS, *tested, *notes))
 
 
 def labelled(rows: pandas.DataFrame | Sequence[Row], labels: Mapping[str, Any]) -> pandas.DataFrame:
@@ -161,17 +145,9 @@ def with_ratios(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Adds below each row its value in multiples of the baseline, which is then 1; it is not tested again."""
     import pandas
 
-    low, high = frame["ratio_ci_low"], frame["ratio_ci_high"]
-    of_ratios = frame.assign(
-        metric=frame["metric"] + RATIO,
-        value=frame["ratio"],
-        value_ci_low=low,
-        value_ci_high=high,
-        baseline=1.0,
-        effect=frame["ratio"] - 1,
-        effect_ci_low=low - 1,
-        effect_ci_high=high - 1,
-        p_value=float("nan"),
-        p_adjusted=float("nan"),
-    )
-    return pandas.concat([frame, of_ratios]).sort_index(kind="stable").reset_index(drop=True)
+    ends = ("", "_ci_low", "_ci_high")
+    values = {f"value{end}": frame[f"ratio{end}"] for end in ends} | {"baseline": 1.0}
+    effects = {f"effect{end}": frame[f"ratio{end}"] - 1 for end in ends}
+    untested = dict.fromkeys(("p_value", "p_adjusted"), float("nan"))
+    ratios = frame.assign(metric=frame["metric"] + RATIO, **values, **effects, **untested)
+    return pandas.concat([frame, ratios]).sort_index(kind="stable").reset_index(drop=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -22,40 +24,15 @@ if TYPE_CHECKING:
     from tasks import Batch, Task
 
 DEFAULT_SAMPLES = 256
+#: The source of activations that is another example.
+RESAMPLE = "resample"
 #: Called as progress(done, total, what is being done).
 Progress = Callable[[int, int, str], None]
 #: Fields of a model's config that checkpoints must share for one to have weights or activations of the other.
 ARCHITECTURE = (
-    *(
-        "n_layers",
-        "n_heads",
-        "n_key_value_heads",
-        "d_model",
-        "d_head",
-        "d_mlp",
-        "d_vocab",
-        "d_vocab_out",
-        "n_ctx",
-    ),
-    *("act_fn", "attn_only", "normalization_type", "attention_dir", "positional_embedding_type"),
+    "n_layers n_heads n_key_value_heads d_model d_head d_mlp d_vocab d_vocab_out n_ctx act_fn attn_only "
+    "normalization_type attention_dir positional_embedding_type"
 )
-#: Arguments of experiments that are gone, and what there is instead.
-GONE = {
-    "queries": "it is positions= now",
-    "each_position": "circuits.probe.linear takes positions=, one call for each",
-    **dict.fromkeys(("intercept", "ridge", "shuffles"), "circuits.probe.linear has it"),
-    **dict.fromkeys(("heads", "positions"), "of probe, circuits.probe.linear has it"),
-    "keys": "rule= chooses key frequencies",
-    "kinds": "order follows all quantities",
-    "answers": "all of the task's are measured",
-    "every": "frequencies of little variance and no neurons are one row",
-    "threshold": "circuits.patterns.classify has it",
-    "start": "ways are counted from the plateau",
-    "shift": "entries move by 0.1",
-    "vary": "ood has it",
-    "untrained": "untrained models always stand beside",
-    "rank_by": "metric= ranks, or the task's first metric that has a gradient",
-}
 
 
 class Options(TypedDict, total=False):
@@ -73,11 +50,7 @@ class Options(TypedDict, total=False):
 
 
 def check_has_task(experiment: str, options: Options) -> None:
-    """Refuses tokens of the user's own, for an experiment that asks a task what they stand for.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuses tokens of the user's own, for an experiment that asks a task what they stand for."""
     if options.get("tokens") is not None:
         raise UserError(f"{experiment} needs a task: leave --tokens out, or give --task NAME instead")
 
@@ -112,55 +85,44 @@ class Examples:
         """Returns the examples that an experiment's options ask for.
 
         Raises:
-            TypeError: for an option there is not.
-            UserError: for a split of tokens, and for an argument that is gone.
+            UserError: in one line, also for an argument that there is not.
         """
+        if unknown := options.keys() - Options.__annotations__.keys():
+            known = f"there are {', '.join(Options.__annotations__)}, and its own"
+            known = "it is positions= now" if "queries" in unknown else known
+            raise UserError(f"no argument {unknown.pop()!r}; {known}")
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        for name in given.keys() & GONE.keys():
-            raise UserError(f"no argument {name}=; {GONE[name]}")
-        if unknown := given.keys() - Options.__annotations__.keys():
-            raise TypeError(f"no option {unknown.pop()!r}: options are {', '.join(Options.__annotations__)}")
-        own = [f"--{name}" for name in ("tokens", "prompts") if name in given]
-        if own and "split" in given:
-            raise UserError(
-                f"--split chooses among a task's examples, and {own[0]} are your own: leave one out"
-            )
-        if len(own) == 2:
-            raise UserError("give --tokens or --prompts, not both")
+        # Tokens and prompts are examples of the user's own, without a task or with answers of theirs.
+        chosen = [name for name in ("tokens", "prompts", "task", "split") if name in given]
+        if len(chosen) > 1 and chosen[0] in ("tokens", "prompts"):
+            raise UserError(f"give --{chosen[1]} or --{chosen[0]}, not both")
         return cls(**given)
 
     def __post_init__(self) -> None:
-        """Refuses whatever can be refused without importing torch.
-
-        Raises:
-            UserError: in one line.
-        """
+        """Refuses whatever can be refused without importing torch."""
         check_samples(self.samples)
         check_seed(self.seed)
         check_choice("--split", self.split, SPLITS)
         if self.task is not None and not (isinstance(self.task, str) or hasattr(self.task, "check_model")):
             raise UserError(f"task is a task or the name of one, not {self.task!r}")
-        if isinstance(self.tokens, (str, Path)) and not Path(self.tokens).exists():
-            raise UserError(f"cannot read {self.tokens}: No such file or directory")
-        if self.prompts is not None and not Path(self.prompts).is_file():
-            raise UserError(f"cannot read {self.prompts}: no such file")
-        if self.task is not None and self.prompts is not None:
-            raise UserError("give --task or --prompts, not both: prompts have answers of their own")
-        if self.task is not None and self.tokens is not None:
-            raise UserError(
-                "give --task or --tokens, not both: tokens of your own have no targets to compare with"
-            )
+        for name in ("tokens", "prompts"):
+            if isinstance(file := getattr(self, name), (str, Path)):
+                check_file(Path(file), f"--{name}")
         if self.task_config and not isinstance(self.task, str):
             raise UserError("--set here configures the task that --task NAME names: give --task too")
 
+    @property
+    def of_task(self) -> bool:
+        """Whether examples are a task's, and no tokens or prompts of the user's own."""
+        return self.tokens is None and self.prompts is None
+
     def describe(self) -> dict[str, Any]:
-        own = self.tokens is not None or self.prompts is not None
         prompts = {} if self.prompts is None else {"prompts": str(self.prompts)}
         tokens = str(self.tokens) if isinstance(self.tokens, (str, Path)) else type(self.tokens).__name__
         return {
-            "samples": self.samples or (None if own else DEFAULT_SAMPLES),
+            "samples": self.samples or (DEFAULT_SAMPLES if self.of_task else None),
             "seed": self.seed,
-            "split": None if own else self.split,
+            "split": self.split if self.of_task else None,
             "task": getattr(self.task, "name", self.task),
             "task_config": dict(self.task_config),
             "tokens": None if self.tokens is None else tokens,
@@ -190,12 +152,10 @@ class Examples:
         import numpy
         import torch
 
-        source, tokens = "tokens", self.tokens
-        if isinstance(tokens, (str, Path)):
-            source = str(tokens)
-            tokens = read_npy(source, "--tokens")
-        array = numpy.asarray(tokens)
+        is_file = isinstance(self.tokens, (str, Path))
+        array = numpy.asarray(read_npy(str(self.tokens), "--tokens") if is_file else self.tokens)
         if array.dtype.kind not in "iu" or array.ndim != 2 or 0 in array.shape:
+            source = self.tokens if is_file else "tokens"
             raise UserError(
                 f"{source}: expected whole numbers [batch pos], got {array.dtype} {list(array.shape)}"
             )
@@ -247,6 +207,38 @@ class LoadedCheckpoint:
         return replace(self, batch=batch, tokens=batch.tokens)
 
 
+def declared(subject: LoadedCheckpoint, name: str, *given: Any) -> Mapping[str, Any]:
+    """Returns what a checkpoint's task declares; nothing where it declares none, or there are no pairs of examples.
+
+    Args:
+        given: the examples that are paired, and the seed.
+    """
+    declare = getattr(subject.task, name, None)
+    return {} if declare is None or (given and len(subject.tokens) < 2) else dict(declare(*given))
+
+
+def source_batch(subject: LoadedCheckpoint, source: str | None, usual: Sequence[str] = ()) -> Batch | None:
+    """Returns the inputs, row by row, that a task calls a source: in ``attention_moves(batch, seed)`` or
+    ``patch_sources(batch)``; ``None`` for another example of the batch.
+
+    Args:
+        source: ``"resample"``, or such a name; ``None``: the first of the ``usual`` that it declares.
+    """
+    task: Any = subject.task
+    known = {**declared(subject, "attention_moves", subject.batch, subject.seed)}
+    known |= task.patch_sources(subject.batch) if hasattr(task, "patch_sources") else {}
+    name = source or next((each for each in usual if each in known), RESAMPLE)
+    if name == RESAMPLE:
+        return None
+    if name not in known:
+        names = ", ".join([*known, RESAMPLE])
+        raise UserError(
+            f"--source {source}: {subject.name} has no such source; write a REF, or one of {names}"
+        )
+    batch: Batch = known[name].to(str(subject.tokens.device))
+    return batch
+
+
 #: What experiments take: REFs, or checkpoints that are resolved already.
 Refs = str | Path | Sequence[str] | Sequence[ResolvedCheckpoint]
 
@@ -256,70 +248,57 @@ def labelled(refs: Refs) -> list[ResolvedCheckpoint]:
 
     Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
     than the step it stands for, which has a column of its own), else with the REF of exactly this checkpoint.
-
-    Raises:
-        UserError: for a REF that names nothing.
     """
     found: dict[Path, ResolvedCheckpoint] = {}
     for ref in [refs] if isinstance(refs, (str, Path)) else refs:
-        resolved = [ref] if isinstance(ref, ResolvedCheckpoint) else resolve(ref)
-        if len(resolved) == 1 and not isinstance(ref, ResolvedCheckpoint):
-            resolved = [replace(resolved[0], label=str(ref))]
-        for each in resolved:
+        several = [ref] if isinstance(ref, ResolvedCheckpoint) else resolve(ref)
+        if len(several) == 1 and several[0] is not ref:
+            several = [replace(several[0], label=str(ref))]
+        for each in several:
             found.setdefault(each.path, each)
     return list(found.values())
 
 
 def resolve_refs(refs: Refs, examples: Examples) -> list[ResolvedCheckpoint]:
-    """Returns the checkpoints to examine, labelled and unloaded; see :func:`labelled`.
-
-    Raises:
-        UserError: for none, for a REF that names nothing, for a checkpoint without a task where one is needed.
-    """
+    """Returns the checkpoints to examine, labelled and unloaded; see :func:`labelled`."""
     found = labelled(refs)
     if not found:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")
-    if examples.task is None and examples.tokens is None and examples.prompts is None:
-        for each in found:
-            if each.meta["task"] is None:
+    for each in found if examples.task is None and examples.of_task else ():
+        if each.meta["task"] is None:
+            raise UserError(
+                f"{each.label} names no task: say --task NAME, --prompts FILE with texts and answers, or --tokens "
+                "FILE.npy with an int array (batch, pos)"
+            )
+    return found
+
+
+def resolve_sources(
+    source: str | Sequence[str], receivers: Sequence[ResolvedCheckpoint], one: bool = False
+) -> list[ResolvedCheckpoint]:
+    """Returns the checkpoints that ``--source`` names, unloaded; they have the architecture of every receiver."""
+    found = labelled(source)
+    if one and len(found) > 1:
+        raise UserError(
+            f"--source {source} names {len(found)} checkpoints, the first {found[0].ref}: name one"
+        )
+    for lender, each in product(found, receivers):
+        theirs, own = lender.meta["model"], each.meta["model"]
+        for name in ARCHITECTURE.split():
+            if theirs.get(name) != own.get(name):
                 raise UserError(
-                    f"{each.label} names no task: say --task NAME, --prompts FILE with texts and answers, or --tokens "
-                    "FILE.npy with an int array (batch, pos)"
+                    f"--source {lender.label} is of another architecture than {each.label}: its {name} is "
+                    f"{theirs.get(name)}, not {own.get(name)}"
                 )
     return found
 
 
-def one_source(source: str) -> ResolvedCheckpoint:
-    """Returns the one checkpoint that ``--source`` names, unloaded.
+@lru_cache(maxsize=1)
+def source_model(source: ResolvedCheckpoint, device: str) -> Any:
+    """Returns the model of a checkpoint that weights or activations come from; the last one is kept."""
+    from interp_tasks.checkpoints.load import load_resolved
 
-    Raises:
-        UserError: where it names none or several.
-    """
-    found = labelled(source)
-    if len(found) > 1:
-        raise UserError(
-            f"--source {source} names {len(found)} checkpoints, from {found[0].ref} to {found[-1].ref}: name one"
-        )
-    return found[0]
-
-
-def check_architecture(
-    sources: Sequence[ResolvedCheckpoint], receivers: Sequence[ResolvedCheckpoint]
-) -> None:
-    """Refuses sources of weights or activations that are not of the architecture of every receiver.
-
-    Raises:
-        UserError: naming the first field in which they differ.
-    """
-    for source in sources:
-        for each in receivers:
-            theirs, own = source.meta["model"], each.meta["model"]
-            for name in ARCHITECTURE:
-                if theirs.get(name) != own.get(name):
-                    raise UserError(
-                        f"--source {source.label} is of another architecture than {each.label}: its {name} is "
-                        f"{theirs.get(name)}, not {own.get(name)}"
-                    )
+    return load_resolved(source, device).model
 
 
 def subjects(
@@ -337,15 +316,13 @@ def subjects(
         TaskError: for a task that does not fit the model.
     """
     found = resolve_refs(refs, examples)
-    place = {each.path: at for at, each in enumerate(found)}
-    unloaded = with_examples(found, examples)
+    unloaded = list(with_examples(found, examples))
     for each in unloaded:
-        if check is not None:
-            with prefixed(each.stored.label):
-                check(each)
+        with prefixed(each.stored.label):
+            (check or bool)(each)
     from interp_tasks.checkpoints.load import load_resolved
 
-    own_task = examples.own_task()
+    place, own_task = {each.path: at for at, each in enumerate(found)}, examples.own_task()
     loaded: Checkpoint | None = None
     for each in unloaded:
         if loaded is None or loaded.path != each.stored.path:
@@ -358,48 +335,48 @@ def subjects(
         yield replace(each, loaded=loaded)
 
 
-def with_examples(found: Sequence[ResolvedCheckpoint], examples: Examples) -> list[LoadedCheckpoint]:
-    """Returns every checkpoint with its task and examples, none of them loaded; a mixture for each of its parts.
-
-    Raises:
-        UserError, TaskError: for a checkpoint without a task, or whose model cannot take the examples.
-    """
-    from tasks import Task
-
+def with_examples(found: Sequence[ResolvedCheckpoint], examples: Examples) -> Iterator[LoadedCheckpoint]:
+    """Yields every checkpoint with its task and examples, none of them loaded; a mixture for each of its parts."""
     check_device(examples.device)
     own_tokens, own_task = examples.own_tokens(), examples.own_task()
     batches: dict[Task, Batch] = {}
     prompted: dict[Path, Task] = {}
-    unloaded = []
     for each in found:
         sizes = sizes_of(each)
-        labels = {"run": each.run_name, "ref": each.label, "step": each.step, "seed": examples.seed}
+        labels = {
+            "run": each.run_name,
+            "ref": each.label,
+            "step": each.step,
+            "seed": examples.seed,
+            "split": None,
+        }
         if own_tokens is not None:
             check_tokens_fit(own_tokens, sizes, each.ref)
-            unloaded.append(LoadedCheckpoint(each, sizes, None, None, own_tokens, labels | {"split": None}))
-            continue
-        if examples.prompts is not None:
+            yield LoadedCheckpoint(each, sizes, None, None, own_tokens, labels)
+        elif examples.prompts is not None:
             from interp_tasks.measurement.prompts_task import prompts_task
 
             run = each.run_path or each.path
-            if run not in prompted:
-                prompted[run] = prompts_task(examples.prompts, each)
-            task, batch = prompted[run], prompted[run].sample(examples.samples, examples.seed)
-            unloaded.append(
-                LoadedCheckpoint(each, sizes, task, batch, batch.tokens, labels | {"split": None})
-            )
-            continue
-        whole = own_task or task_of(each)
-        if type(whole).check_model is Task.check_model:
-            # What a task of the user's own asks of a model shows when there is one.
-            whole.check_model(SimpleNamespace(cfg=sizes))
-        for part, task in (whole.parts() or {"": whole}).items():
-            if task not in batches:
-                batches[task] = examples.sample(task).to(examples.device)
-            batch, ref = batches[task], f"{each.label} ({part})" if part else each.label
-            shared = {**labels, "ref": ref, "split": examples.split}
-            unloaded.append(LoadedCheckpoint(each, sizes, task, batch, batch.tokens, shared))
-    return unloaded
+            task = prompted[run] = prompted.get(run) or prompts_task(examples.prompts, each)
+            batch = task.sample(examples.samples, examples.seed)
+            yield LoadedCheckpoint(each, sizes, task, batch, batch.tokens, labels)
+        else:
+            for part, task in parts_of(own_task or task_of(each), sizes).items():
+                if task not in batches:
+                    batches[task] = examples.sample(task).to(examples.device)
+                shared = {**labels, "ref": f"{each.label} ({part})" if part else each.label}
+                shared["split"] = examples.split
+                yield LoadedCheckpoint(each, sizes, task, batches[task], batches[task].tokens, shared)
+
+
+def parts_of(task: Task, sizes: Any) -> Mapping[str, Task]:
+    """Returns the parts of a mixture by name, or the task as one without a name; it fits a model of these sizes."""
+    from tasks import Task
+
+    # What a task of the user's own asks of a model shows when there is one.
+    if type(task).check_model is Task.check_model:
+        task.check_model(SimpleNamespace(cfg=sizes))
+    return task.parts() or {"": task}
 
 
 def sizes_of(stored: ResolvedCheckpoint) -> Any:
@@ -420,11 +397,7 @@ def trained_on(stored: ResolvedCheckpoint, task: Task | None) -> bool:
 
 
 def task_of(stored: ResolvedCheckpoint) -> Task:
-    """Returns the task that a checkpoint names.
-
-    Raises:
-        UserError: where there is none.
-    """
+    """Returns the task that a checkpoint names."""
     from interp_tasks.checkpoints.meta import no_task
 
     if stored.task is None:
@@ -433,11 +406,7 @@ def task_of(stored: ResolvedCheckpoint) -> Task:
 
 
 def read_npy(source: str, option: str) -> Any:
-    """Returns the array of an ``.npy`` file.
-
-    Raises:
-        UserError: naming the file, for one that cannot be read.
-    """
+    """Returns the array of an ``.npy`` file."""
     import numpy
 
     check_file(Path(source), option)

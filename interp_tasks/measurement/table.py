@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
-from interp_tasks.measurement.options import unknown
+from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.pages import Column, number, p_value, signed, with_interval
 
 if TYPE_CHECKING:
@@ -19,16 +17,8 @@ Row = dict[str, Any]
 COLUMNS = (
     *("experiment", "run", "ref", "step", "seed", "split", "draw", "variant", "intervention"),
     *("site", "layer", "head", "position", "metric", "value", "value_ci_low", "value_ci_high", "n", "n_runs"),
-    *(
-        "baseline",
-        "effect",
-        "effect_ci_low",
-        "effect_ci_high",
-        "p_value",
-        "p_adjusted",
-        "engine",
-        "null_effect",
-    ),
+    *("baseline", "effect", "effect_ci_low", "effect_ci_high", "p_value", "p_adjusted"),
+    *("engine", "null_effect"),
 )
 #: Columns by their names up to 0.2.
 OLD_NAMES = {"ci_low": "value_ci_low", "ci_high": "value_ci_high"}
@@ -84,19 +74,15 @@ def value_text(row: Mapping[str, Any]) -> str:
     return with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"])
 
 
+def spread_text(row: Mapping[str, Any]) -> str:
+    return with_interval(number(row["sd"]), row["smallest"], row["largest"])
+
+
 def effect_text(row: Mapping[str, Any]) -> str:
     """Returns the effect with its interval, or that not one example changed."""
     if row["null_effect"] is True:
         return "0, no example changed"
     return with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
-
-
-def read_p(row: Mapping[str, Any]) -> float | None:
-    """Returns the p-value to read in a table of many rows: the adjusted one, where there is one."""
-    adjusted = row["p_adjusted"]
-    if adjusted is None or math.isnan(adjusted):
-        return row["p_value"]
-    return float(adjusted)
 
 
 def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -109,10 +95,16 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
     return values.agg(draws="count", sd="std", smallest="min", largest="max").reset_index()
 
 
+def own_view(frame: pandas.DataFrame, name: str) -> Callable[..., Any] | None:
+    """Returns how the experiment that all rows are of lays them out; ``None``: as all do."""
+    names = frame["experiment"].unique()
+    known = EXPERIMENTS.get(names[0]) if len(names) == 1 else None
+    return None if known is None else known.defined(name)
+
+
 def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns the rows that people see; several draws become one row with their mean and spread."""
-    known = experiment_of(frame)
-    if known is not None and (view := known.defined("view_rows")) is not None:
+    if (view := own_view(frame, "view_rows")) is not None:
         rows: pandas.DataFrame = view(frame)
         return rows
     table = spread(frame)
@@ -124,14 +116,20 @@ def tests(frame: pandas.DataFrame) -> int:
     return int(frame["p_value"].notna().sum())
 
 
-def holm_note(frame: pandas.DataFrame) -> str:
-    """Returns the sentence about p-values below a table; it says where none can be below 0.05 whatever the effects."""
-    from circuits.statistics import ALPHA, least_adjusted
+def with_holm(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[str]]:
+    """Returns rows with Holm's adjustment over all their tests, and a note about it, where there are any.
 
-    examples = frame.loc[frame["p_value"].notna(), "n"]
-    least = least_adjusted(tests(frame), int(examples.max()), FLIPS) if len(examples) else 0.0
+    The table is one family: whoever reads it may pick the best row of any checkpoint and metric.
+    """
+    from circuits.statistics import ALPHA, holm, least_adjusted
+
+    if not (number_of := tests(frame)):
+        return frame, []
+    frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
+    examples = int(frame.loc[frame["p_value"].notna(), "n"].max())
+    least = least_adjusted(number_of, examples, FLIPS)
     limit = f" None can be below {least:.2g}: fewer rows or more examples would do." if least >= ALPHA else ""
-    return HOLM.format(tests(frame)) + limit
+    return frame, [HOLM.format(number_of) + limit]
 
 
 def plain_metric(name: Any) -> str:
@@ -139,59 +137,26 @@ def plain_metric(name: Any) -> str:
     return str(name).removesuffix(RATIO).partition(" (")[0]
 
 
-def of_metric(frame: pandas.DataFrame, metric: str | None, config: Mapping[str, Any]) -> pandas.DataFrame:
-    """Returns the rows of one metric, for all its targets and as a ratio; ``"all"`` returns all rows.
-
-    Args:
-        metric: ``None``: the one that the task calls its own, and all rows of a table that has none of it.
-        config: of the :class:`Result`.
-
-    Raises:
-        UserError: for a metric of which there is no row.
-    """
-    if metric == "all":
-        return frame
-    names = frame["metric"].map(plain_metric)
-    if metric is None:
-        own = {
-            name for part in config.get("parts", [config]) for name in part.get("metrics of the tasks", ())
-        }
-        chosen = frame[names.isin(own)]
-        return frame if chosen.empty else chosen
-    chosen = frame[(names == metric) | (frame["metric"] == metric)]
-    if chosen.empty:
-        raise unknown("no metric", metric, list(dict.fromkeys(names)), "metrics of the rows")
-    return chosen
-
-
 def shown_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns in which readers see ``shown_rows``; the intervention only where it tells rows apart."""
-    known = experiment_of(frame)
-    if known is not None and (view := known.defined("view_columns")) is not None:
+    if (view := own_view(frame, "view_columns")) is not None:
         columns: list[Column] = view(frame)
         return columns
-    columns = [Column("variant", "variant")]
+    compared, several = frame["baseline"].notna().any(), "sd" in frame
+    # Of draws of one variant what it is stands in the notes: the room goes to the spread.
+    columns = [] if several and frame["variant"].nunique() == 1 else [Column("variant", "variant")]
     if frame.duplicated(["ref", "variant", "metric", "draw"]).any():
         columns.append(Column("intervention", "intervention"))
     columns.append(Column("metric", "metric"))
-    compared = frame["baseline"].notna().any()
     if compared:
         columns.append(Column("baseline", "baseline"))
     columns.append(Column("value [95% CI]", "value", value_text))
-    if "sd" in frame:
-        # One variant, as a rule, and what it is stands in the notes: the room goes to the spread.
-        columns = columns[1:] if frame["variant"].nunique() == 1 else columns
-        columns.append(
-            Column(
-                "sd of draws [range]",
-                "sd",
-                lambda row: with_interval(number(row["sd"]), row["smallest"], row["largest"]),
-            )
-        )
+    if several:
+        columns.append(Column("sd of draws [range]", "sd", spread_text))
     if compared:
         columns.append(Column("effect [95% CI]", "effect", effect_text))
     if frame["p_value"].notna().any():
-        columns.append(Column("p adj.", "p_adjusted", lambda row: p_value(read_p(row))))
+        columns.append(Column("p adj.", "p_adjusted", lambda row: p_value(row["p_adjusted"])))
     return columns
 
 
@@ -207,12 +172,7 @@ def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str,
     return cell
 
 
-def experiment_of(frame: pandas.DataFrame) -> Experiment | None:
-    """Returns the experiment that all rows are of."""
-    return EXPERIMENTS.get(frame["experiment"].iloc[0]) if frame["experiment"].nunique() == 1 else None
-
-
 def compares_metrics(frame: pandas.DataFrame) -> bool:
     """Tells whether people see one metric of these rows if they do not ask for more."""
-    known = experiment_of(frame)
-    return known is None or known.compares_metrics
+    names = frame["experiment"].unique()
+    return len(names) > 1 or names[0] not in EXPERIMENTS or EXPERIMENTS[names[0]].compares_metrics

@@ -10,8 +10,6 @@ from interp_tasks.measurement.subjects import LoadedCheckpoint
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
-    from tasks import Task
-
 #: Settings of a task's model by the field of the config that holds them.
 HELD_AS = {
     **{name: name for name in ("n_layers", "n_heads", "d_model", "d_head", "n_ctx", "attn_only", "act_fn")},
@@ -36,31 +34,33 @@ def untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransformer:
     from tasks import derive_seed
     from tasks.hooked import is_post_norm
 
-    task = subject.task
+    task, device = subject.task, subject.tokens.device
     assert task is not None
     if task.name == "prompts":
-        return reinitialised(subject, derive_seed(subject.seed, "untrained", draw))
-    cfg = subject.model.cfg
-    settings = {
-        **initialisation(subject, task),
-        **{name: getattr(cfg, parameters) for name, parameters in HELD_AS.items()},
-    }
-    settings["norm"] = "post" if is_post_norm(subject.model) else "pre"
-    if not cfg.attn_only:
-        settings["d_mlp"] = cfg.d_mlp
+        model = reinitialised(subject, derive_seed(subject.seed, "untrained", draw))
+        return model.to(device, print_details=False)
+    cfg, why = subject.model.cfg, ""
+    settings = initialisation(subject) | {name: getattr(cfg, held) for name, held in HELD_AS.items()}
+    settings |= {"norm": "post" if is_post_norm(subject.model) else "pre"}
+    settings |= {} if cfg.attn_only else {"d_mlp": cfg.d_mlp}
     try:
         label = ("untrained", draw) if draw else ("untrained",)
         model = task.build_model(derive_seed(subject.seed, *label), task.Model(**settings))
     except ValidationError as error:
         first = error.errors()[0]
-        raise refusal(subject, task, f"{'.'.join(map(str, first['loc']))} = {first['input']!r}") from None
-    own, built = ({name: [*p.shape] for name, p in one.named_parameters()} for one in (subject.model, model))
-    for name in {**own, **built}:
-        if own.get(name) != built.get(name):
-            raise refusal(
-                subject, task, f"{own.get(name, 'no')} {name}, where its own has {built.get(name, 'no')}"
-            )
-    return model.to(subject.tokens.device, print_details=False)
+        why = f"{'.'.join(map(str, first['loc']))} = {first['input']!r}"
+    else:
+        own, built = (
+            {name: [*p.shape] for name, p in one.named_parameters()} for one in (subject.model, model)
+        )
+        differ = [name for name in {**own, **built} if own.get(name) != built.get(name)]
+        why = f"{differ[0]} is {built.get(differ[0])}, not {own.get(differ[0])}" if differ else ""
+    if why:
+        raise UserError(
+            f"{subject.labels['ref']}: task {task.name!r} builds no untrained model of its architecture ({why}); "
+            "leave that control out with --no-untrained"
+        )
+    return model.to(device, print_details=False)
 
 
 def reinitialised(subject: LoadedCheckpoint, seed: int) -> HookedTransformer:
@@ -74,22 +74,14 @@ def reinitialised(subject: LoadedCheckpoint, seed: int) -> HookedTransformer:
     with global_randomness_untouched():
         torch.manual_seed(seed)
         model.init_weights()
-    return model.to(subject.tokens.device, print_details=False)
+    return model
 
 
-def initialisation(subject: LoadedCheckpoint, task: Task) -> dict[str, Any]:
-    """Returns the settings that a model's weights do not show, from the run the checkpoint is in."""
+def initialisation(subject: LoadedCheckpoint) -> dict[str, Any]:
+    """Returns the settings that a model's weights do not show, from the run of this task that the checkpoint is in."""
     from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 
     run = subject.checkpoint.path.parent.parent
     stored = read_run(run).get("config", {}) if (run / RUN_FILE).is_file() else {}
-    if stored.get("task", {}).get("name") != task.name:
-        return {}
-    return dict(stored.get("model", {}))
-
-
-def refusal(subject: LoadedCheckpoint, task: Task, reason: str) -> UserError:
-    return UserError(
-        f"{subject.labels['ref']}: task {task.name!r} builds no untrained model of its architecture ({reason}); "
-        "leave that control out with --no-untrained"
-    )
+    is_own = stored.get("task", {}).get("name") == getattr(subject.task, "name", None)
+    return dict(stored.get("model", {})) if is_own else {}

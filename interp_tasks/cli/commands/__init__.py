@@ -29,7 +29,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "Look": {
         "attention": "See what each head attends to: scores against templates, classes, mean maps.",
-        "fourier": "Say which frequencies embeddings and neurons are made of, over inputs or positions.",
+        "fourier": "Say which frequencies embeddings and neurons are made of, over the task's grid of inputs.",
         "lens": "Read the residual stream out after each layer, and without each component.",
         "probe": "Fit linear probes from activations to what the task declares.",
     },

@@ -36,14 +36,23 @@ def measured(frame, column="value"):
 
 
 def test_uniform_ablation_is_what_plain_hooks_compute(task, models, folders, by_hand):
-    result = ablation(folders, mode="uniform", samples=N, seed=SEED)
-    for index, model in enumerate(models):
-        rows = result.frame[result.frame["step"] == index]
-        expected = by_hand(model, task, lambda pattern, hook: torch.full_like(pattern, 1 / 9), PATTERNS)
-        clean = by_hand(model, task, lambda pattern, hook: pattern, PATTERNS)
-        assert measured(rows) == pytest.approx(expected, rel=1e-6)
-        assert measured(rows, "baseline") == pytest.approx(clean, rel=1e-6)
-        assert abs(expected["mse_all"] / clean["mse_all"] - 1) > 0.01, "too small an effect to test anything"
+    def to_all(pattern, hook):
+        return torch.full_like(pattern, 1 / 9)
+
+    def two_keys(pattern, hook):
+        return torch.zeros_like(pattern).index_fill(-1, torch.tensor([0, 4]), 0.5)
+
+    for keys, edit in ((None, to_all), ("0,4", two_keys)):
+        result = ablation(folders, mode="uniform", keys=keys, samples=N, seed=SEED)
+        for index, model in enumerate(models):
+            rows = result.frame[result.frame["step"] == index]
+            expected = by_hand(model, task, edit, PATTERNS)
+            clean = by_hand(model, task, lambda pattern, hook: pattern, PATTERNS)
+            assert measured(rows) == pytest.approx(expected, rel=1e-6)
+            assert measured(rows, "baseline") == pytest.approx(clean, rel=1e-6)
+            assert abs(expected["mse_all"] / clean["mse_all"] - 1) > 0.01, (
+                "too small an effect to test anything"
+            )
 
 
 def test_one_head_and_some_queries_only(task, models, folders, by_hand):
@@ -56,9 +65,8 @@ def test_one_head_and_some_queries_only(task, models, folders, by_hand):
 
     result = ablation(folders[0], heads="1.1", positions="hidden", samples=N, seed=SEED)
     assert measured(result.frame) == pytest.approx(by_hand(models[0], task, edit, PATTERNS[1:]), rel=1e-6)
-    assert set(result.frame["intervention"]) == {"uniform(positions=hidden)"}
-    assert set(result.frame["layer"]) == {1}
-    assert set(result.frame["head"]) == {1}
+    about = result.frame[["intervention", "layer", "head"]].drop_duplicates()
+    assert about.values.tolist() == [["uniform(positions=hidden)", 1, 1]]
 
 
 @pytest.mark.parametrize("mode", sorted({*MODES} - {"noise"}))
@@ -86,45 +94,25 @@ def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders,
     assert measured(everywhere.frame) != pytest.approx(expected, rel=1e-3)
 
 
-def test_attention_to_some_keys_alone(task, models, folders, by_hand):
-    def two_keys(pattern, hook):
-        return torch.zeros_like(pattern).index_fill(-1, torch.tensor([0, 4]), 0.5)
-
-    found = ablation(folders[0], keys="0,4", samples=N, seed=SEED)
-    assert measured(found.frame) == pytest.approx(by_hand(models[0], task, two_keys, PATTERNS), rel=1e-6)
-
-
-def test_records_are_json_without_nan(folders):
+def test_files_hold_the_table_and_are_stamped(folders, tmp_path):
     result = ablation(folders[0], samples=N)
     records = json.loads(result.to_json(), parse_constant=lambda text: pytest.fail(f"{text} in JSON"))
     assert records == result.records()
     assert [tuple(record) for record in records] == [COLUMNS] * 3
-    assert records[0]["draw"] is None
-    assert records[0]["head"] is None
-    assert type(records[0]["step"]) is int
-    assert type(records[0]["null_effect"]) is bool
+    assert (records[0]["draw"], records[0]["head"]) == (None, None)
+    assert (type(records[0]["step"]), type(records[0]["null_effect"])) == (int, bool)
     gaps = result.frame.assign(value=float("nan"), value_ci_high=float("inf"))
-    assert Result("x", gaps).records()[0]["value"] is None
-    assert Result("x", gaps).records()[0]["value_ci_high"] is None
-
-
-def test_files_hold_the_table_and_are_stamped(folders, tmp_path):
-    result = ablation(folders[0], samples=N)
-    written = result.write(tmp_path / "out")
-    assert sorted(path.name for path in written) == [
-        "ablation.config.json",
-        "ablation.csv",
-        "ablation.json",
-        "ablation.parquet",
-    ]
-    pandas.testing.assert_frame_equal(pandas.read_parquet(tmp_path / "out/ablation.parquet"), result.frame)
-    csv = pandas.read_csv(tmp_path / "out/ablation.csv")
-    assert csv["value"].tolist() == result.frame["value"].tolist()
-    stamp = json.loads((tmp_path / "out/ablation.config.json").read_text())
-    metadata = pyarrow.parquet.read_schema(tmp_path / "out/ablation.parquet").metadata
+    first = Result("x", gaps).records()[0]
+    assert (first["value"], first["value_ci_high"]) == (None, None)
+    folder = tmp_path / "out"
+    written = {path.name for path in result.write(folder)}
+    assert written == {f"ablation.{end}" for end in ("config.json", "csv", "json", "parquet")}
+    pandas.testing.assert_frame_equal(pandas.read_parquet(folder / "ablation.parquet"), result.frame)
+    assert pandas.read_csv(folder / "ablation.csv")["value"].tolist() == result.frame["value"].tolist()
+    stamp = json.loads((folder / "ablation.config.json").read_text())
+    metadata = pyarrow.parquet.read_schema(folder / "ablation.parquet").metadata
     assert json.loads(metadata[b"interp-tasks"]) == stamp
-    assert stamp["config"]["samples"] == N
-    assert stamp["config"]["heads"] == ["all"]
+    assert (stamp["config"]["samples"], stamp["config"]["heads"]) == (N, ["all"])
     assert stamp["versions"]["torch"] == torch.__version__
 
 

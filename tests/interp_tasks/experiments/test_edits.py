@@ -67,6 +67,27 @@ def test_transplant_is_what_a_model_edited_by_hand_computes(models, folders, bat
     assert set(one_layer.frame["layer"]) == {1}
 
 
+def test_with_several_sources_every_cell_is_the_transplant_of_one(folders):
+    grid = transplant(folders, folders, ["qkv", "mlp+o"], samples=N, seed=SEED)
+    assert len(grid.frame) == 2 * 2 * 2 * 3
+    assert list(dict.fromkeys(grid.frame["variant"])) == ["qkv", "mlp+o"]
+    for source in folders:
+        alone = transplant(folders, source, ["qkv", "mlp+o"], samples=N, seed=SEED).frame
+        mine = grid.frame[grid.frame["intervention"].str.endswith(f"source={source})")]
+        for column in ("ref", "variant", "metric", "intervention"):
+            assert mine[column].tolist() == alone[column].tolist()
+        for column in ("value", "baseline", "effect", "value_ci_low", "effect_ci_high"):
+            assert mine[column].tolist() == pytest.approx(alone[column].tolist(), rel=1e-6, abs=1e-9)
+        own = mine["ref"] == source
+        assert mine.loc[own, "null_effect"].all()
+        assert not mine.loc[~own, "null_effect"].any()
+    assert grid.config["source"] == folders
+    [shown] = grid.figures()
+    assert shown.caption.startswith("Down: the checkpoint that is run.")
+    run = "zoo:matrix-completion-5x5-small-init/seed-0"
+    assert list(transplant(f"{run}@pre", f"{run}@all", samples=2).plot().data[0].x) == ["@256", "@10000"]
+
+
 def test_what_was_done_is_recorded_for_each_group_of_checkpoints(models, folders, tmp_path):
     """Tasks that draw other examples: the means that are put in are means over these."""
     half = tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1, p_mask=0.5)
@@ -107,6 +128,38 @@ def test_permute_is_what_permuted_position_tables_compute(models, folders, batch
     assert not {str(draw) for draw in other["positions"]} & {
         str(draw) for draw in done["interventions"]["positions"]
     }
+
+
+WHAT = {
+    "rows": lambda order: (order % 3 == GRID % 3) & (order // 3 == order[:, :1] // 3),
+    "columns": lambda order: (order // 3 == GRID // 3) & (order % 3 == order[:1] % 3),
+    "within-rows": lambda order: order // 3 == GRID // 3,
+    "within-columns": lambda order: order % 3 == GRID % 3,
+}
+GRID = np.arange(9).reshape(3, 3)
+
+
+def test_groups_of_positions_leave_alone_what_they_should(task, models, folders, batch, pooled):
+    found = permute(folders[0], 3, ["all", *WHAT], samples=N, seed=SEED)
+    (done,) = found.config["done"]
+    orders = {
+        what: [np.array(draw["permutation"]).reshape(3, 3) for draw in done["interventions"][what]]
+        for what in WHAT
+    }
+    for what, is_right in WHAT.items():
+        assert all(is_right(order).all() for order in orders[what])
+        assert any((order != GRID).any() for order in orders[what])
+    assert list(dict.fromkeys(found.frame["variant"])) == ["positions", *WHAT]
+    assert set(found.frame["intervention"]) == {f"{name}(draws=3)" for name in ("positions", *WHAT)}
+    # The edited model does on the matrices what the unedited one does on matrices whose rows have moved.
+    for draw, order in enumerate(orders["rows"]):
+        flat = torch.from_numpy(order.flatten())
+        moved_values, hidden = torch.empty_like(batch.targets), torch.empty_like(batch.extras["hidden"])
+        moved_values[:, flat], hidden[:, flat] = batch.targets, batch.extras["hidden"]
+        moved = task.batch(moved_values, hidden)
+        rows = found.frame[(found.frame["variant"] == "rows") & (found.frame["draw"] == draw)]
+        expected = pooled(models[0](moved.tokens), moved)
+        assert dict(zip(rows["metric"], rows["value"], strict=True)) == pytest.approx(expected, rel=1e-5)
 
 
 def hooked(model, tokens, hooks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from interp_tasks.measurement.figure import FEWEST_STEPS, MOST_LINES
+from interp_tasks.measurement.figure import FEWEST_STEPS
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.table import tidy
 
@@ -64,18 +64,6 @@ def test_few_steps_and_checkpoints_without_a_step_are_points() -> None:
     ):
         assert {trace.mode for trace in found.plot().data} == {"markers"}
         assert "Filled" in found.figures()[0].caption
-
-
-def test_of_many_variants_those_with_the_largest_effects_are_drawn_and_the_subtitle_says_so() -> None:
-    found = result(variants=MOST_LINES + 3)
-    names = [f"0.{v}" for v in range(3, MOST_LINES + 3)]
-    figure = found.plot()
-    assert [line.name for line in lines(figure)] == ["unedited", *names] * 2
-    assert not [trace for trace in figure.data if trace.fill == "toself"]
-    assert (
-        f"Of {MOST_LINES + 3} variants the {MOST_LINES} with the largest effects"
-        in found.figures()[0].caption
-    )
 
 
 def test_heads_edited_one_by_one_are_a_map_by_step() -> None:

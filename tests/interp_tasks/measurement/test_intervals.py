@@ -96,18 +96,6 @@ def test_an_interval_of_a_median_takes_six_runs_and_asks_nothing_of_the_numbers(
         assert covered == pytest.approx(1 - missed, abs=TOLERANCE)
 
 
-def test_looks_that_hold_together_are_wider():
-    assert intervals.bonferroni_interval((1.0, 4.0), 2.0, 1) == pytest.approx((1.0, 4.0))
-    factor = intervals.z_quantile(1 - 0.025 / 4) / intervals.z_quantile(0.975)
-    assert intervals.bonferroni_interval((1.0, 4.0), 2.0, 4) == pytest.approx((2 - factor, 2 + 2 * factor))
-
-
-def test_a_quotient_is_all_that_it_can_be():
-    assert intervals.quotient((1.0, 2.0), (4.0, 5.0)) == pytest.approx((0.2, 0.5))
-    assert intervals.quotient((-1.0, 2.0), (4.0, 5.0)) == pytest.approx((-0.25, 0.5))
-    assert intervals.quotient((1.0, 2.0), (-4.0, 5.0)) is None
-
-
 def test_p_values_decide_as_the_interval_does():
     """Below 0.05 exactly where the interval lies on one side of the rule."""
     rng = np.random.default_rng(4)

@@ -88,16 +88,10 @@ def run(tmp_path):
     import_checkpoint(tmp_path / "hf", tmp_path / "run")
     lines = []
     for who, other, answer, wrong in (("girl", "boy", " She", " He"), ("boy", "girl", " He", " She")):
-        for verb, thing in (
-            ("saw", "a dog"),
-            ("found", "dog"),
-            ("found", "the girl"),
-            ("saw", "dog"),
-            ("saw", "the boy"),
-        ):
-            clean, corrupted = (f"the {one} {verb} {thing} ." for one in (who, other))
-            lines.append({"clean": clean, "corrupted": corrupted, "answer": answer, "wrong": wrong})
-            lines[-1] |= {"who": who, "words": len(clean.split())}
+        for end in ("saw a dog", "found dog", "found the girl", "saw dog", "saw the boy"):
+            clean, corrupted = (f"the {one} {end} ." for one in (who, other))
+            line = {"clean": clean, "corrupted": corrupted, "answer": answer, "wrong": wrong}
+            lines.append(line | {"who": who, "words": len(clean.split())})
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return lines
 
@@ -112,27 +106,21 @@ def test_every_command_measures_on_prompts(run, call, tmp_path):
 
     (row, accuracy) = rows("ablation", "--heads", "0.1", "--mode", "zero")
     model = load_checkpoint("run").model
-    alone, zeroed = [], []
+    hooks = [("blocks.0.attn.hook_z", lambda z, hook: z.index_fill(2, torch.tensor([1]), 0.0))]
+    found = []
     for line in run:
-        tokens = model.to_tokens(line["clean"])
         right, wrong = (WORDS.index(line[name].strip()) for name in ("answer", "wrong"))
-        hooks = [("blocks.0.attn.hook_z", lambda z, hook: z.index_fill(2, torch.tensor([1]), 0.0))]
-        for found, logits in (
-            (alone, model(tokens)),
-            (zeroed, model.run_with_hooks(tokens, fwd_hooks=hooks)),
-        ):
-            found.append((logits[0, -1, right] - logits[0, -1, wrong]).item())
+        tokens = model.to_tokens(line["clean"])
+        both = model(tokens), model.run_with_hooks(tokens, fwd_hooks=hooks)
+        found.append([(logits[0, -1, right] - logits[0, -1, wrong]).item() for logits in both])
     assert (row["metric"], row["n"], accuracy["metric"]) == ("logit_difference", 10, "accuracy")
-    assert row["baseline"] == pytest.approx(sum(alone) / 10, abs=1e-5)
-    assert row["value"] == pytest.approx(sum(zeroed) / 10, abs=1e-5)
+    assert (row["baseline"], row["value"]) == pytest.approx(torch.tensor(found).mean(0).tolist(), abs=1e-5)
     assert len(rows("patch", "--source", "corrupted", "--heads", "each")) == 16
     assert len(rows("heads", "--mode", "mean")) > 16
     assert {one["variant"] for one in rows("lens")} >= {"read-out after layer 1"}
     assert len(rows("attention")) > 8
-    assert {one["variant"] for one in rows("probe", "--site", "resid_post.1")} == {
-        "who resid_post.1",
-        "words resid_post.1",
-    }
+    probed = {one["variant"] for one in rows("probe", "--site", "resid_post.1")}
+    assert probed == {"who resid_post.1", "words resid_post.1"}
     assert rows("circuit", "--random", "2", "--no-curve")
 
 
@@ -140,7 +128,7 @@ def test_every_command_measures_on_prompts(run, call, tmp_path):
     ("options", "message"),
     [
         (["--prompts", "nowhere.csv"], "--prompts nowhere.csv: no such file"),
-        (["--prompts", "prompts.jsonl", "--split", "test"], "--prompts are your own: leave one out"),
+        (["--prompts", "prompts.jsonl", "--split", "test"], "give --split or --prompts, not both"),
         (["--prompts", "prompts.jsonl", "--task", "modular-addition"], "give --task or --prompts, not both"),
         (["--prompts", "prompts.jsonl", "--metric", "loss"], "choose logit_difference or accuracy"),
         (["--prompts", "short.csv"], "row 1: nothing in column wrong"),
@@ -157,9 +145,10 @@ def test_a_run_without_a_tokenizer_and_a_label_that_is_not(run, call, tmp_path):
     tiny = tasks.get("modular-addition", p=11)
     torch.save(tiny.build_model().state_dict(), tmp_path / "w.pt")
     import_checkpoint(tmp_path / "w.pt", tmp_path / "other", task=tiny)
-    code, _, err = call("lens", "--ckpt", "other", "--prompts", "prompts.jsonl")
-    assert (code, "has no tokenizer, which texts need" in err) == (2, True), err
-    code, _, err = call("probe", "--ckpt", "run", "--prompts", "prompts.jsonl", "--target", "name")
-    assert (code, "declares who, words" in err) == (2, True), err
-    code, _, err = call("heads", "--ckpt", "run", "--prompts", "prompts.jsonl", "--by-class")
-    assert (code, "found on other examples, which a file has not" in err) == (2, True), err
+    for command, ckpt, options, message in (
+        ("lens", "other", [], "has no tokenizer, which texts need"),
+        ("probe", "run", ["--target", "name"], "declares who, words"),
+        ("heads", "run", ["--by-class"], "found on other examples, which a file has not"),
+    ):
+        code, _, err = call(command, "--ckpt", ckpt, "--prompts", "prompts.jsonl", *options)
+        assert (code, message in err, len(err.splitlines())) == (2, True, 1), err

@@ -6,16 +6,18 @@ import pandas as pd
 import pytest
 
 from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.table import holm_note
+from interp_tasks.measurement.table import with_holm
 
 
 def test_a_note_says_where_no_adjusted_p_value_can_be_small():
     rows = pd.DataFrame({"p_value": [0.01, float("nan"), 0.5], "n": pd.array([4, 4, 4], dtype="Int64")})
     # Two of the 2 ** 4 flips are as extreme as can be, for each of two tests.
     limit = " None can be below 0.25: fewer rows or more examples would do."
-    assert holm_note(rows).endswith(f"over the 2 tests of these rows.{limit}")
-    assert holm_note(rows.assign(n=64)).endswith("of these rows.")
-    assert holm_note(rows[:0]).endswith("over the 0 tests of these rows.")
+    adjusted, [note] = with_holm(rows)
+    assert note.endswith(f"over the 2 tests of these rows.{limit}")
+    assert adjusted["p_adjusted"].fillna(-1).tolist() == [0.02, -1, 0.5]
+    assert with_holm(rows.assign(n=64))[1][0].endswith("of these rows.")
+    assert with_holm(rows[:0])[1] == []
 
 
 def test_print_shows_the_table_and_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
