@@ -125,9 +125,7 @@ def zero(what: Any, *, positions: Any = None) -> Edit:
 
     At the site "scores" masked entries stay masked.
     """
-    caller = "ablate.zero"
-    places, optional = parse_what(what, caller)
-    return Edit(caller, places, Zero(), parse_query_positions(positions, caller), optional)
+    return _ablated("ablate.zero", what, Zero(), positions)
 
 
 @answers_former_names
@@ -150,20 +148,20 @@ def mean(
             own tokens; `slice(1, None)` leaves the first token out. Default: all.
     """
     caller = "ablate.mean"
-    places, optional = parse_what(what, caller)
     over = parse_choice(str(over).replace(" ", ""), ("batch", "batch,pos"), caller, "over")
-    if over == "batch,pos" and any("query" in place.site.kind.axes for place in places):
-        raise CircuitsError(
-            f'{caller}: over="batch,pos" at {places[0].site} would mix queries that see different keys; '
-            'use over="batch"'
-        )
     at = parse_query_positions(reference_positions, f"{caller}, reference_positions")
     if at is not None and (over == "batch" or isinstance(at, Snapshot)):
         raise CircuitsError(
             f'{caller}: reference_positions= are whole numbers or a slice, and go with over="batch,pos"'
         )
     replacement = Mean(parse_given(reference, caller, "reference"), over, at)
-    return Edit(caller, places, replacement, parse_query_positions(positions, caller), optional)
+    made = _ablated(caller, what, replacement, positions)
+    if over == "batch,pos" and any("query" in place.site.kind.axes for place in made.places):
+        raise CircuitsError(
+            f'{caller}: over="batch,pos" at {made.places[0].site} would mix queries that see different keys; '
+            'use over="batch"'
+        )
+    return made
 
 
 @answers_former_names
@@ -175,9 +173,7 @@ def resample(what: Any, source: Inputs, seed: int = 0, *, positions: Any = None)
     its own. A batch of 1 is an error.
     """
     caller = "ablate.resample"
-    places, optional = parse_what(what, caller)
-    replacement = _resampled(source, seed, caller)
-    return Edit(caller, places, replacement, parse_query_positions(positions, caller), optional)
+    return _ablated(caller, what, _resampled(source, seed, caller), positions)
 
 
 @answers_former_names
@@ -188,11 +184,9 @@ def noise(what: Any, scale: float, seed: int = 0, *, positions: Any = None) -> E
     chunks are. Prompts have one length.
     """
     caller = "ablate.noise"
-    places, optional = parse_what(what, caller)
     if not isinstance(scale, int | float | np.number) or isinstance(scale, bool) or not 0 <= scale < np.inf:
         raise CircuitsError(f"{caller}: scale={scale!r}; give a standard deviation, at least 0")
-    replacement = Noise(float(scale), parse_seed(seed, caller))
-    return Edit(caller, places, replacement, parse_query_positions(positions, caller), optional)
+    return _ablated(caller, what, Noise(float(scale), parse_seed(seed, caller)), positions)
 
 
 @answers_former_names
@@ -364,6 +358,12 @@ def classes(
     tokens = parse_tokens(examples, caller, "examples")
     functions = class_functions(tokens, parse_numbers(classes, f"{caller}: classes"), caller)
     return Edit(caller, (place,), RemoveFitted(functions, keep), parse_query_positions(positions, caller))
+
+
+def _ablated(caller: str, what: Any, replacement: Replacement, positions: Any) -> Edit:
+    """Returns an edit of heads, a site or a layer."""
+    places, optional = parse_what(what, caller)
+    return Edit(caller, places, replacement, parse_query_positions(positions, caller), optional)
 
 
 def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) -> Replacement:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,20 +84,15 @@ def positions(permutation_or_seed: Any) -> PermutedPositions:
     Rotary models and models without a position table are refused, and so is a run that does not read the first rows
     of the table in order (padding, position_ids, a key-value cache).
     """
-    if is_whole(permutation_or_seed):
-        return _edit(Permuted(parse_seed(permutation_or_seed, CALLER), None))
-    permutation_or_seed = as_dense_tensor(permutation_or_seed, CALLER)
-    if isinstance(permutation_or_seed, Tensor):
-        permutation_or_seed = permutation_or_seed.tolist()
-    try:
-        order = tuple(permutation_or_seed)
-        is_permutation = bool(order) and sorted(order) == list(range(len(order)))
-    except (TypeError, RuntimeError):
-        # Tensors of several values cannot be put in order.
-        is_permutation = False
-    if not is_permutation or any(isinstance(row, bool | float) for row in order):
+    given = permutation_or_seed
+    if is_whole(given):
+        return _edit(Permuted(parse_seed(given, CALLER), None))
+    given = as_dense_tensor(given, CALLER)
+    given = given.tolist() if isinstance(given, Tensor) else given
+    order = tuple(given) if isinstance(given, Iterable) else ()
+    if not order or not all(map(is_whole, order)) or sorted(order) != list(range(len(order))):
         raise CircuitsError(
-            f"{CALLER}: {permutation_or_seed!r} is neither a seed nor a permutation of 0..n-1, each number once"
+            f"{CALLER}: {given!r} is neither a seed nor a permutation of 0..n-1, each number once"
         )
     return _edit(Permuted(None, tuple(map(int, order))))
 
@@ -150,8 +145,8 @@ def within(shape: Any, axis: int, seed: int = 0, at: Any = None) -> PermutedPosi
 
 def _grid(shape: Any, axis: Any, caller: str) -> tuple[np.ndarray, int]:
     """Returns the positions of a grid, in its shape, and the axis."""
-    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
-    if not sizes or not all(is_whole(size) and size > 0 for size in sizes):
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    if not sizes or not all(is_whole(size, 1) for size in sizes):
         raise CircuitsError(f"{caller}: shape is that of a grid of positions, such as (4, 4); got {shape!r}")
     if not is_whole(axis) or not 0 <= axis < len(sizes):
         raise CircuitsError(f"{caller}: axis={axis!r}; the grid has axes 0-{len(sizes) - 1}")

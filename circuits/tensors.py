@@ -108,18 +108,11 @@ def as_dense_tensor(given: Any, label: str) -> Any:
                 f"{label}: torch has no numbers of {given.dtype}, which the array holds"
             ) from error
     if isinstance(given, Tensor):
-        unsupported = [
-            name
-            for name, is_kind in (
-                ("sparse", given.layout != torch.strided),
-                ("nested", given.is_nested),
-                ("quantized", given.is_quantized),
-                ("meta", given.is_meta),
-            )
-            if is_kind
-        ]
-        if unsupported:
-            raise CircuitsError(f"{label}: got a {unsupported[0]} tensor; give a dense one that has values")
+        kinds = {"sparse": given.layout != torch.strided, "nested": given.is_nested}
+        kinds |= {"quantized": given.is_quantized, "meta": given.is_meta}
+        if any(kinds.values()):
+            kind = next(name for name, is_kind in kinds.items() if is_kind)
+            raise CircuitsError(f"{label}: got a {kind} tensor; give a dense one that has values")
         if given.is_inference():
             # Autograd refuses tensors made under torch.inference_mode, even as ids.
             with torch.inference_mode(False):
@@ -232,23 +225,19 @@ def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions 
             f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
         )
     check_not_a_mask(given, label, "[pos]")
-    if isinstance(given, Tensor):
-        given = given.reshape(-1).tolist()
-    if not isinstance(given, Iterable) or isinstance(given, str):
-        given = (given,)
-    given = tuple(given)
+    given = given.reshape(-1).tolist() if isinstance(given, Tensor) else given
+    given = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    if not given:
+        raise CircuitsError(f"{label}: no position given")
     try:
-        if any(is_bool(position) for position in given):
+        parsed = tuple(operator.index(one) for one in given if not is_bool(one))
+        if len(parsed) < len(given):
             raise TypeError
-        parsed = tuple(operator.index(position) for position in given)
-        parsed = parsed if repeats else tuple(dict.fromkeys(parsed))
     except TypeError as error:
         raise CircuitsError(
             f"{label}: positions are integers or a boolean mask [batch pos], got {given!r}"
         ) from error
-    if not parsed:
-        raise CircuitsError(f"{label}: no position given")
-    return parsed
+    return parsed if repeats else tuple(dict.fromkeys(parsed))
 
 
 def largest(x: Tensor, *dim: int) -> Tensor:

@@ -36,30 +36,29 @@ class Transplant(Intervention):
 
     def plan(self, surface: HookedModel) -> tuple[WeightEdit, ...]:
         """Returns an edit for each parameter that is exchanged; refuses a source of another architecture."""
+        parameters, values, unlike = (
+            surface.named_weights(),
+            dict(self.values),
+            "both must be of one architecture",
+        )
         if self.post_norm not in (None, surface.post_norm):
-            one, other = "a post-norm model", "none"
-            raise CircuitsError(
-                f"{self.label}: the source is {one if self.post_norm else other}, the model is "
-                f"{one if surface.post_norm else other}; both must be of one architecture"
+            source, model = (
+                "a post-norm model" if one else "none" for one in (self.post_norm, surface.post_norm)
             )
-        parameters = surface.named_weights()
-        chosen = selected(parameters, self.components, self.layers)
-        values = dict(self.values)
+            raise CircuitsError(f"{self.label}: the source is {source}, the model is {model}; {unlike}")
         if self.layers is not None and max(self.layers) >= surface.n_layers:
             raise CircuitsError(
                 f"{self.label}: no layer {max(self.layers)}: the model has layers 0-{surface.n_layers - 1}"
             )
-        for name in chosen:
-            if name not in values:
-                raise CircuitsError(
-                    f"{self.label}: the source has no {name}, the model has; both must be of one architecture"
-                )
+        chosen = selected(parameters, self.components, self.layers)
+        for name in (name for name in chosen if name not in values):
+            raise CircuitsError(f"{self.label}: the source has no {name}, the model has; {unlike}")
         for name, value in values.items():
             if name not in chosen:
                 if _is_equal_buffer(surface.model.state_dict().get(name), value.tensor):
                     continue
                 raise CircuitsError(
-                    f"{self.label}: the model has no parameter {name}, the source has; both must be of one architecture"
+                    f"{self.label}: the model has no parameter {name}, the source has; {unlike}"
                     f"{missing_weights_hint(parameters)}"
                 )
             if value.shape != tuple(parameters[name].shape):

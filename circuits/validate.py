@@ -112,14 +112,13 @@ def parse_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
         return None
     given = as_dense_tensor(given, f"{caller}: {name}")
     given = given.tolist() if isinstance(given, Tensor) else given
-    given = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    given = tuple(given)
-    if not given or not all(is_whole(x, 0) for x in given):
+    found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    if not found or not all(is_whole(x, 0) for x in found):
         raise CircuitsError(
             f"{caller}: {name} are whole numbers from 0, at least one (of a mask, mask.nonzero()); "
-            f"got {format_value(given)}"
+            f"got {format_value(found)}"
         )
-    return tuple(dict.fromkeys(map(int, given)))
+    return tuple(dict.fromkeys(map(int, found)))
 
 
 def by_text(given: Mapping[Any, Any], caller: str, kind: str) -> dict[str, Any]:
@@ -150,8 +149,7 @@ def made_by(
     """Returns `make(*items, **arguments)`, after checking that `make` takes these arguments."""
     if not callable(make):
         raise CircuitsError(f"{caller}: make must be a function that returns an intervention, got {make!r}")
-    pairs = tuple(arguments)
-    named = dict(pairs)
+    named = dict(pairs := tuple(arguments))
     if len(named) < len(pairs):
         raise CircuitsError(f"{caller}: an axis is given as an argument, too")
     check_call(make, caller, *items, **named)

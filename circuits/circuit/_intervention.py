@@ -17,9 +17,9 @@ from circuits.interventions.base import (
     HookContext,
     Intervention,
     Receiver,
+    Reference,
     Replacement,
 )
-from circuits.interventions.clean_passes import Reference
 from circuits.interventions.replacements import FromTensors, FromTokens, Mean, Zero
 from circuits.interventions.sources import HOW
 from circuits.model.hooked_model import HookedModel

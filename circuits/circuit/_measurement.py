@@ -18,8 +18,7 @@ from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import run
-from circuits.interventions.base import Replacement
-from circuits.interventions.clean_passes import MeanOver
+from circuits.interventions.base import MeanOver, Replacement
 from circuits.interventions.replacements import Zero
 from circuits.interventions.sources import align_mean, parse_source
 from circuits.model.edit_state import inside_block

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, HookContext
-from circuits.model.prompts import Prompts, broadcast_mask, own_positions, taken
+from circuits.model.prompts import broadcast_mask, own_positions, taken
 from circuits.tensors import Positions, Snapshot, columns_of, select_positions
 
 
@@ -32,11 +32,6 @@ def check_shape(
         )
 
 
-def _masked(write: ActivationEdit) -> float:
-    """Returns the value of a key that the query does not see."""
-    return -torch.inf if write.kind.name == "scores" else 0.0
-
-
 def check_reach(own: Tensor, lengths: Tensor, current: Tensor, context: HookContext, what: str) -> None:
     """Refuses an edit, while the model generates, at positions that the source has not.
 
@@ -56,22 +51,6 @@ def check_reach(own: Tensor, lengths: Tensor, current: Tensor, context: HookCont
         )
 
 
-def source_mask(prompts: Prompts, order: Tensor | None = None) -> Tensor | None:
-    """Returns the mask of prompts, in an order of its rows; None where they have no padding."""
-    if not prompts.padded:
-        return None
-    return prompts.real if order is None else prompts.real[order]
-
-
-def run_mask(context: HookContext, current: Tensor) -> Tensor:
-    """Returns the mask of the run and of what came before it, [batch pos], all true where it has no padding."""
-    decode_step = context.decode_step
-    if decode_step.real is not None:
-        return decode_step.real.to(current.device)
-    length = decode_step.start + current.shape[context.write.kind.query_axis]
-    return torch.ones(len(current), length, dtype=torch.bool, device=current.device)
-
-
 def source_rows(
     source: Tensor,
     mask: Tensor | None,
@@ -89,39 +68,35 @@ def source_rows(
         advice: what to do where the two have prompts of unequal length.
         by_column: whether positions are columns, whatever is padding.
     """
-    kind, write, decode_step = context.write.kind, context.write, context.decode_step
-    what = f"the source {list(source.shape)}"
-    as_they_are = by_column or (mask is None and decode_step.real is None)
-    if (at is None and as_they_are and not decode_step.open) or source.ndim != current.ndim:
+    write, step = context.write, context.decode_step
+    axis, what = write.kind.query_axis, f"the source {list(source.shape)}"
+    as_they_are = by_column or (mask is None and step.real is None)
+    if (at is None and as_they_are and not step.open) or source.ndim != current.ndim:
         check_shape(source, current, write, "source")
         return source if len(source) == 1 else context.per_example(source, len(current), what)
-    real = run_mask(context, current)
-    real = torch.ones_like(real) if by_column else real
-    length = source.shape[kind.query_axis]
-    source_real = torch.ones(len(source), length, dtype=torch.bool) if mask is None else mask
+    there = torch.ones(len(source), source.shape[axis], dtype=torch.bool) if mask is None else mask
     if at is not None:
-        select_positions(at, length, f"{write.label}, source_positions", source_real)
+        select_positions(at, source.shape[axis], f"{write.label}, source_positions", there)
     if len(source) > 1:
-        source = context.per_example(source, len(current), what)
-        source_real = context.per_example(source_real, len(current), what)
-    source_real = source_real.to(current.device)
-    if at is None:
-        here, there = real.sum(1), source_real.sum(1).expand(len(real))
-        if decode_step.open:
-            own = own_positions(real)[:, decode_step.start :]
-            check_reach(own, there, current, context, "source")
-        elif bool((here != there).any()):
-            row = int((here != there).nonzero()[0])
-            raise CircuitsError(
-                f"{write.label}: example {context.number(row)} has {int(here[row])} tokens, the one it takes from "
-                f"{int(there[row])}; {advice}"
-            )
-        start = source_real.int().argmax(1)[:, None]
-        return at_own_positions(source, own_positions(real), there, current, real, context, start)
-    columns = _paired_columns(at, source_real, current, context)
-    values = taken(source, columns, kind.query_axis)
-    check_shape(values, current, write, "source")
-    return values
+        source, there = (context.per_example(one, len(current), what) for one in (source, there))
+    there = there.to(current.device)
+    if at is not None:
+        values = taken(source, _paired_columns(at, there, current, context), axis)
+        check_shape(values, current, write, "source")
+        return values
+    real = context.real(current)
+    real = torch.ones_like(real) if by_column else real
+    own, here, lengths = own_positions(real), real.sum(1), there.sum(1).expand(len(real))
+    if step.open:
+        check_reach(own[:, step.start :], lengths, current, context, "source")
+    elif bool((here != lengths).any()):
+        row = int((here != lengths).nonzero()[0])
+        raise CircuitsError(
+            f"{write.label}: example {context.number(row)} has {int(here[row])} tokens, the one it takes from "
+            f"{int(lengths[row])}; {advice}"
+        )
+    start = there.int().argmax(1)[:, None]
+    return at_own_positions(source, own, lengths, current, real, context, start)
 
 
 def _paired_columns(at: Positions, source_real: Tensor, current: Tensor, context: HookContext) -> Tensor:
@@ -185,6 +160,7 @@ def at_own_positions(
         start: the column of the first of the values, [batch or 1, 1].
     """
     kind = context.write.kind
+    hidden = -torch.inf if kind.name == "scores" else 0.0  # of a key that the query does not see
     for axis in kind.position_axes:
         count = current.shape[axis]
         # The last columns so far: queries are those of the run, keys all that the cache has not dropped.
@@ -193,7 +169,7 @@ def at_own_positions(
         values = taken(values, columns, axis)
         if kind.axes[axis] == "key":
             known = broadcast_mask(here < lengths.to(here.device)[:, None], axis, values.ndim)
-            values = torch.where(known, values, torch.full_like(values, _masked(context.write)))
+            values = torch.where(known, values, torch.full_like(values, hidden))
     if "key" in kind.axes:
         # Keys that are padding stay as they are: no query sees them.
         values = torch.where(real[:, None, None, -current.shape[-1] :], values, current)

@@ -11,14 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver, Step, WeightEdit
-from circuits.interventions.clean_passes import Reference
+from circuits.interventions.base import (
+    ActivationEdit,
+    EdgePatch,
+    Intervention,
+    Receiver,
+    Reference,
+    Step,
+    WeightEdit,
+)
 from circuits.interventions.edges import patched_edges
 from circuits.interventions.forward_pass import ForwardPass, References, writer
 from circuits.interventions.paths import check_edges
 from circuits.model.contexts import model_block
 from circuits.model.edit_state import editing, exclusive, replaced, state_of
-from circuits.model.generation import unreached, watching
+from circuits.model.generation import watching
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
@@ -27,6 +34,7 @@ from circuits.model.sites import Site, closest_sites
 from circuits.model.types import SitesLike, TokensLike
 
 Plan = tuple[Step, ...]
+_MADE = "make one with ablate, patch, transplant, permute or edit"
 
 
 def planned(interventions: Iterable[Any], surface: HookedModel) -> Plan:
@@ -37,13 +45,9 @@ def planned(interventions: Iterable[Any], surface: HookedModel) -> Plan:
     for intervention in interventions:
         if not isinstance(intervention, Intervention):
             is_circuit = hasattr(intervention, "keep") and hasattr(intervention, "cut")
+            made = "give .keep(source) or .cut(source) of it" if is_circuit else _MADE
             raise CircuitsError(
-                f"not an intervention: {intervention!r} ({type(intervention).__name__}); "
-                + (
-                    "give .keep(source) or .cut(source) of it"
-                    if is_circuit
-                    else "make one with ablate, patch, transplant, permute or edit"
-                )
+                f"not an intervention: {intervention!r} ({type(intervention).__name__}); {made}"
             )
         plan += intervention.plan(surface)
     if edges := [step for step in plan if isinstance(step, EdgePatch)]:
@@ -121,36 +125,33 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
         stack.enter_context(patched_edges(surface, call))
         yield
     # Only reached when the body raised nothing, and with every hook already off.
-    unapplied = call.missed - call.reached
+    missed, end = call.missed - call.reached, call.generation.end
     places: list[tuple[str, ActivationEdit | Receiver]] = [
         *((write.label, write) for index, write in enumerate(writes) if index not in fired),
         *((edge.label, edge.receiver) for edge in edges if edge.receiver.hook not in call.received),
-        *((edge.label, edge.sender) for edge in edges if id(edge.sender) in unapplied),
+        *((edge.label, edge.sender) for edge in edges if id(edge.sender) in missed),
     ]
-    if places:
-        raise CircuitsError(_never_applied_message(surface, *places[0], call))
+    for label, place in places:
+        raise CircuitsError(f"{label}: {_why_never(surface, place, call)}")
     for write in writes:
-        late = unreached(write.positions, call.generation.end) if call.generation.end else None
-        if late is not None:
+        numbers = write.positions if end and isinstance(write.positions, tuple) else ()
+        for late in (number for number in numbers if number >= end):
             raise CircuitsError(
-                f"{write.label}: no position {late}: the model generated up to position {call.generation.end - 1}"
+                f"{write.label}: no position {late}: the model generated up to position {end - 1}"
             )
 
 
-def _never_applied_message(
-    surface: HookedModel, label: str, write: ActivationEdit | Receiver, call: ForwardPass
-) -> str:
-    """Returns what to say of an edit that never acted: no run, no such position, or a hook that never fired."""
-    runs = call.count
-    if runs == 0:
-        return f"{label}: the model was not run inside the block"
-    if id(write) in call.missed:
+def _why_never(surface: HookedModel, place: ActivationEdit | Receiver, call: ForwardPass) -> str:
+    """Says why an edit never acted: no run, no such position, or a hook that never fired."""
+    if call.count == 0:
+        return "the model was not run inside the block"
+    if id(place) in call.missed:
         end = f" up to position {call.generation.end - 1}," if call.generation.end else ""
-        return f"{label}: none of its positions came in {runs} run(s),{end} so nothing was edited"
-    others = [name for name in surface.site_names() if name != write.kind.name]
+        return f"none of its positions came in {call.count} run(s),{end} so nothing was edited"
+    closest = closest_sites(place.hook, [name for name in surface.site_names() if name != place.kind.name])
     return (
-        f"{label}: {write.hook} never fired in {runs} run(s), so nothing was edited; the model has it switched "
-        f"off, or the run stopped before it; closest sites: {', '.join(closest_sites(write.hook, others))}"
+        f"{place.hook} never fired in {call.count} run(s), so nothing was edited; the model has it switched off, or "
+        f"the run stopped before it; closest sites: {', '.join(closest)}"
     )
 
 
@@ -232,9 +233,8 @@ def run_with_padding(
         recording(surface, hooks) as seen,
     ):
         output = surface.call(prompts)
-    for hook in hooks:
-        if hook not in seen:
-            raise CircuitsError(f"cache: {hook} never fired; this model has it switched off")
+    for hook in (hook for hook in hooks if hook not in seen):
+        raise CircuitsError(f"cache: {hook} never fired; this model has it switched off")
     return output, Activations({hook: seen[hook] for hook in hooks}, prompts.mask if prompts.padded else None)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from circuits.errors import CircuitsError, prefixed
-from circuits.interventions.base import ActivationEdit, Intervention, Replacement
-from circuits.interventions.clean_passes import MeanOver, Reference
+from circuits.interventions.base import ActivationEdit, Intervention, MeanOver, Reference, Replacement
 from circuits.interventions.replacements import Computed, Mean
 from circuits.model.heads import HeadSpec, index_of, looks_like_heads, parse_heads
 from circuits.model.hooked_model import HookedModel
@@ -46,44 +45,29 @@ class Place:
 
     def on(self, surface: HookedModel) -> list[tuple[int | None, str, tuple[int, ...] | None]]:
         """Returns (layer, hook, head indices or None for the whole tensor) for each hook."""
-        kind = self.site.kind
-        if self.neurons is not None:
-            self._check_neurons(surface)
         if self.heads is None:
-            return [(layer, hook, None) for layer, hook in surface.at(self.site)]
-        chosen = self.heads.on_axis(kind, surface)
-        if self.site.layer is not None and self.heads.heads is None:
-            chosen = tuple(head for head in chosen if head.layer == self.site.layer)
+            places = surface.at(self.site)
+            for _, hook in places if self.neurons is not None else ():
+                size, unit = surface.width(self.site.kind, hook), self.site.kind.unit
+                wrong = [one for one in self.neurons or () if size is not None and not 0 <= one < size]
+                if wrong:
+                    raise CircuitsError(f"no {unit} {wrong[0]}: the model has {unit}s 0-{(size or 0) - 1}")
+            return [(layer, hook, None) for layer, hook in places]
+        chosen, only = self.heads.on_axis(self.site.kind, surface), self.site.layer
+        if only is not None and self.heads.heads is None:
+            chosen = tuple(head for head in chosen if head.layer == only)
         layers = tuple(dict.fromkeys(head.layer for head in chosen))
-        if self.site.layer is not None and layers != (self.site.layer,):
-            raise CircuitsError(
-                f"heads {self.heads} are not all in layer {self.site.layer}, which {self.site} names"
-            )
+        if only is not None and layers != (only,):
+            raise CircuitsError(f"heads {self.heads} are not all in layer {only}, which {self.site} names")
         return [
             (layer, hook, tuple(index_of(head) for head in chosen if head.layer == layer))
             for layer, hook in surface.at(self.site, layers)
         ]
 
-    def _check_neurons(self, surface: HookedModel) -> None:
-        unit = f"{self.site.kind.unit}s"
-        for _, hook in surface.at(self.site):
-            size = surface.width(self.site.kind, hook)
-            if size is None:
-                continue
-            wrong = [neuron for neuron in self.neurons or () if not 0 <= neuron < size]
-            if wrong:
-                raise CircuitsError(f"no {unit[:-1]} {wrong[0]}: the model has {unit} 0-{size - 1}")
-
     def describe(self) -> dict[str, Any]:
-        described: dict[str, Any] = {
-            "site": str(self.site),
-            "heads": self.heads.describe() if self.heads else None,
-        }
-        return (
-            described
-            if self.neurons is None
-            else {**described, f"{self.site.kind.unit}s": list(self.neurons)}
-        )
+        heads = self.heads.describe() if self.heads else None
+        units = {} if self.neurons is None else {f"{self.site.kind.unit}s": list(self.neurons)}
+        return {"site": str(self.site), "heads": heads} | units
 
     def __str__(self) -> str:
         text = str(self.site) if self.heads is None else f"{self.site}, heads {self.heads}"
@@ -108,12 +92,11 @@ class Edit(Intervention):
     def plan(self, surface: HookedModel) -> tuple[ActivationEdit, ...]:
         """Returns a write for each hook of the edit's places; refuses those that the model lacks and must have."""
         writes: list[ActivationEdit] = []
-        try:
-            replacement = self.replacement.on(surface)
-        except CircuitsError as error:
-            raise CircuitsError(f"{self.label}, {error}") from error
         refusal: CircuitsError | None = None
+        with prefixed(self.label):
+            replacement = self.replacement.on(surface)
         for place in self.places:
+            kind = place.site.kind
             try:
                 hooks = place.on(surface)
             except CircuitsError as error:
@@ -123,15 +106,15 @@ class Edit(Intervention):
                 continue
             writes += [
                 ActivationEdit(
-                    label=self.label,
-                    hook=hook,
-                    kind=place.site.kind,
-                    layer=layer,
-                    replacement=replacement,
-                    heads=heads,
-                    groups=surface.has_groups(place.site.kind),
-                    neurons=place.neurons,
-                    positions=self.positions,
+                    self.label,
+                    hook,
+                    kind,
+                    layer,
+                    replacement,
+                    heads,
+                    surface.has_groups(kind),
+                    place.neurons,
+                    self.positions,
                 )
                 for layer, hook, heads in hooks
             ]
@@ -208,24 +191,19 @@ def parse_place(site: Any, heads: Any, caller: str, neurons: Any = None, feature
     chosen = parse_indices(units, caller, f"{unit}s")
     with prefixed(caller):
         parsed = Site.parse(site)
-        if units is not None:
-            _check_units(parsed, unit)
+    if units is not None:
+        check_units(parsed, unit, caller)
+    with prefixed(caller):
         return Place(parsed, None if heads is None else parse_heads(heads), chosen)
 
 
 def check_units(site: Site, by: str, caller: str) -> None:
     """Refuses by="neuron" and by="feature" at a site that has others, or none."""
-    if by in UNITS.values():
-        with prefixed(caller):
-            _check_units(site, by)
-
-
-def _check_units(site: Site, unit: str) -> None:
-    if site.kind.unit != unit:
+    if by in UNITS.values() and site.kind.unit != by:
         where = (
-            "at mlp_pre and mlp_post" if unit == "neuron" else 'of a spliced SAE, at "features.resid_post.1"'
+            "at mlp_pre and mlp_post" if by == "neuron" else 'of a spliced SAE, at "features.resid_post.1"'
         )
-        raise CircuitsError(f"site {site} has no {unit}s; those are {where}")
+        raise CircuitsError(f"{caller}: site {site} has no {by}s; those are {where}")
 
 
 def parse_query_positions(positions: Any, caller: str) -> Positions | Span | Snapshot | None:

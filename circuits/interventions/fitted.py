@@ -15,8 +15,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.harmonics import products
-from circuits.interventions.base import ActivationEdit, HookContext, Replacement
-from circuits.interventions.clean_passes import Reduction, Reference
+from circuits.interventions.base import ActivationEdit, HookContext, Reduction, Reference, Replacement
 from circuits.model.prompts import Prompts
 from circuits.model.sites import SiteKind
 from circuits.tensors import Positions, Snapshot

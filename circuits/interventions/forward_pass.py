@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun
-from circuits.interventions.clean_passes import Reference
+from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun, Reference
 from circuits.interventions.replacements import Computed
 from circuits.model.edit_state import State, assert_weights_unchanged, suspended
-from circuits.model.generation import WHOLE, GenerationState, cache_of, past_length, under_way
+from circuits.model.generation import DecodeStep, GenerationState, cache_of, past_length, under_way
 from circuits.model.hooked_model import HookedModel, is_text
 from circuits.model.inputs import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts import Prompts, own_positions
@@ -35,11 +33,9 @@ def extra_argument(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str
         return PADDING
     if isinstance(places, Tensor):
         start = past_length(kwargs)
-        own = (
-            torch.arange(start, start + places.shape[-1]) if real is None else own_positions(real)[:, start:]
-        )
-        differs = places != own.to(places.device)
-        if bool((differs if real is None else differs & real[:, start:].to(places.device)).any()):
+        kept = torch.ones(1, start + places.shape[-1], dtype=torch.bool) if real is None else real
+        here, own = (x[:, start:].to(places.device) for x in (kept, own_positions(kept)))
+        if bool(((places != own) & here).any()):
             return "position_ids"
     return None if cache_of(kwargs) is None else CACHED
 
@@ -81,8 +77,7 @@ class References:
     """The results of clean passes, each distinct reference run once."""
 
     def __init__(self, surface: HookedModel, tokens_per_pass: int | None = None) -> None:
-        self._surface = surface
-        self._tokens_per_pass = TOKENS_PER_PASS if tokens_per_pass is None else tokens_per_pass
+        self._surface, self._tokens_per_pass = surface, tokens_per_pass or TOKENS_PER_PASS
         self._results: dict[Reference, Tensor] = {}
 
     def __getitem__(self, reference: Reference) -> Tensor:
@@ -105,8 +100,7 @@ class References:
         surface = self._surface
         surface.check_prompts(prompts, "reference or source tokens")
         step = max(1, self._tokens_per_pass // max(1, prompts.tokens[0].numel()))
-        pieces: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
-        hooks = list(dict.fromkeys(reference.hook for reference in wanted))
+        found: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
         with suspended(surface.model), evaluating(surface.model), torch.no_grad():
             for start in range(0, len(prompts), step):
                 chunk = prompts[start : start + step]
@@ -114,27 +108,28 @@ class References:
                 state = State(rows=slice(start, start + len(chunk)), total=len(prompts))
                 call = ForwardPass(surface, self, state)
                 if prompts.padded:
-                    call.run.decode_step = replace(WHOLE, real=chunk.real.to(surface.device))
+                    call.run.decode_step = DecodeStep(real=chunk.real.to(surface.device))
                 edited = [(write.hook, writer(write, call)) for write in writes]
-                with listening(surface, edited), recording(surface, hooks) as seen:
+                with listening(surface, edited), recording(surface, {one.hook for one in wanted}) as seen:
                     surface.call(chunk)
-                for reference, activations in pieces.items():
-                    if reference.hook not in seen:
+                for one, kept in found.items():
+                    if one.hook not in seen:
                         raise CircuitsError(
-                            f"{reference.hook} never fired in a clean pass: nothing to take from it"
+                            f"{one.hook} never fired in a clean pass: nothing to take from it"
                         )
-                    activation = seen[reference.hook].detach()
-                    if reference.reduction is not None:
-                        activation = reference.reduction.piece(activation, chunk, reference.kind)
-                        # A reduction is kept as one running sum, as it is there to save memory.
-                        activation = activations.pop() + activation if activations else activation
-                    activations.append(activation)
-        for reference in list(pieces):
-            if reference.reduction is None:
-                self._results[reference] = torch.cat(pieces.pop(reference))
-            else:
-                total = pieces.pop(reference)[0]
-                self._results[reference] = reference.reduction.finish(total, prompts, reference.kind)
+                    activation = seen[one.hook].detach()
+                    if one.reduction is not None:
+                        # One running sum, as it is there to save memory.
+                        activation = sum(
+                            (kept.pop() for _ in kept[:]), one.reduction.piece(activation, chunk, one.kind)
+                        )
+                    kept.append(activation)
+        for one, kept in found.items():
+            whole = kept[0] if one.reduction is not None else torch.cat(kept)
+            kept.clear()
+            self._results[one] = (
+                whole if one.reduction is None else one.reduction.finish(whole, prompts, one.kind)
+            )
 
 
 @dataclass
@@ -177,7 +172,7 @@ class ForwardPass:
         self.runs.append(ModelRun(kwargs))  # First: `end` follows whatever is raised here.
         tokens = self.run.tokens = self.surface.tokens_of(args, kwargs)
         real = mask_of(self.surface, kwargs, tokens)
-        self.run.decode_step = replace(WHOLE, real=real)
+        self.run.decode_step = DecodeStep(real=real)
         # A run within a run, which a hook starts, is none of those that generate.
         if len(self.runs) == 2:
             length = None if tokens is None else tokens.shape[1]
@@ -190,9 +185,8 @@ class ForwardPass:
                     f"{write.label}: not supported while the model generates, or with {CACHED}; "
                     "edit runs on whole prompts"
                 )
-            references = write.replacement.references(write).values()
-            known = odd in (None, CACHED) or all(odd in one.prompts.extra for one in references)
-            if references and not known:
+            references = write.replacement.references(write).values() if odd not in (None, CACHED) else ()
+            if any(odd not in one.prompts.extra for one in references):
                 raise CircuitsError(
                     f"{write.label}: this call has {odd}, which a clean pass on the tokens given would not have; patch "
                     "from activations cached with it, or run without"
@@ -219,7 +213,13 @@ def writer(
     def replaced(current: Tensor) -> Tensor | None:
         if call.state.suspended:
             return None
-        _check_embedding(write, call)
+        # The model adds position embeddings outside of its forward pass where it generates without a cache.
+        outside = write.layer is None and not call.whole and under_way(call.surface.model) is not None
+        if outside and (write.positions is not None or write.replacement.references(write)):
+            raise CircuitsError(
+                f"{write.label}: {call.surface.family}.generate embeds outside of the forward pass, where positions "
+                "are unknown; edit resid_pre.0"
+            )
         new, selected = replacement_for(write, call, current)
         # While the model generates, positions that are named may come in a later run, as a stretch may in any longer.
         late = call.run.decode_step.open or (isinstance(write.positions, Span) and call.state.rows is None)
@@ -232,24 +232,13 @@ def writer(
     return replaced
 
 
-def _check_embedding(write: ActivationEdit, call: ForwardPass) -> None:
-    """Refuses what depends on the position where the model adds position embeddings outside of its forward pass."""
-    if write.layer is not None or call.whole or under_way(call.surface.model) is None:
-        return
-    if write.positions is not None or write.replacement.references(write):
-        raise CircuitsError(
-            f"{write.label}: {call.surface.family}.generate embeds outside of the forward pass, where positions are "
-            "unknown; edit resid_pre.0"
-        )
-
-
 def replacement_for(write: ActivationEdit, call: ForwardPass, current: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the replacement of an activation and the boolean mask of replaced entries; both broadcast to it."""
-    state, run = call.state, call.run
+    state, run, surface = call.state, call.run, call.surface
     selected = write.selected(current, state.rows, state.total, run.decode_step)
     found = {name: call.references[one] for name, one in write.replacement.references(write).items()}
-    context = HookContext(write, selected, found, run, state.rows, state.total, call.surface.causal)
-    user_function = isinstance(write.replacement, Computed)
-    label = f"{write.label}, the function"
-    with assert_weights_unchanged(call.surface.model, label) if user_function else nullcontext():
+    context = HookContext(write, selected, found, run, state.rows, state.total, surface.causal)
+    if not isinstance(write.replacement, Computed):
+        return write.replacement.value(current, context), selected
+    with assert_weights_unchanged(surface.model, f"{write.label}, the function"):
         return write.replacement.value(current, context), selected

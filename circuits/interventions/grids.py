@@ -35,14 +35,12 @@ def grid(
         raise CircuitsError('grid: axes are a dict of argument -> items, such as {"positions": range(6)}')
     items: list[list[tuple[str, Any]]] = []
     for axis, values in axes.items():
-        if not isinstance(axis, str):
-            raise CircuitsError(f"grid: axis {axis!r} is not the name of an argument")
-        axis_items = items_or_none(values)
-        if axis_items is None:
-            raise CircuitsError(f"grid: axis {axis!r} must be a list of items, got {values!r}")
-        items.append([named(axis, item) for item in axis_items])
-        if not items[-1]:
-            raise CircuitsError(f"grid: axis {axis!r} has no items")
+        listed = items_or_none(values)
+        if not isinstance(axis, str) or listed is None or not (listed := list(listed)):
+            raise CircuitsError(
+                f"grid: an axis is the name of an argument with a list of items, got {axis!r}: {values!r}"
+            )
+        items.append([named(axis, item) for item in listed])
     interventions: dict[str, Intervention | Draws] = {}
     for combination in itertools.product(*items):
         name = ", ".join(label for label, _ in combination)
@@ -60,6 +58,16 @@ def items_or_none(given: Any) -> Iterable[Any] | None:
     return None if isinstance(given, str | bytes) or not isinstance(given, Iterable) else given
 
 
+#: What one item of an axis is called.
+_SINGULAR = {
+    "positions": "position",
+    "layers": "layer",
+    "neurons": "neuron",
+    "features": "feature",
+    "keys": "key",
+}
+
+
 def named(axis: str, item: Any) -> tuple[str, Any]:
     """Returns the name of an item in a table, and the item as `make` takes it."""
     if isinstance(item, Tensor | np.ndarray):
@@ -68,24 +76,14 @@ def named(axis: str, item: Any) -> tuple[str, Any]:
         return str(item), [item]
     if is_whole(item) and axis:
         return f"{_SINGULAR.get(axis, axis)} {item}", int(item)
-    if isinstance(item, tuple | list) and item and all(_names_itself(axis, one) for one in item):
-        # A group: "0.1+0.2", "q+k", "position 0+position 1".
-        return "+".join(named(axis, one)[0] for one in item), item
+    # A group: "0.1+0.2", "q+k", "position 0+position 1". A pair of numbers may be a head, and has no such name.
+    several = item if isinstance(item, tuple | list) else ()
+    if several and all(
+        isinstance(one, Head | KeyValueGroup | str) or (is_whole(one) and axis in _SINGULAR)
+        for one in several
+    ):
+        return "+".join(named(axis, one)[0] for one in several), item
     return str(item), item
-
-
-def _names_itself(axis: str, item: Any) -> bool:
-    """Tells whether an item has a name; a pair of numbers that stands for a head has none."""
-    return isinstance(item, Head | KeyValueGroup | str) or (is_whole(item) and axis in _SINGULAR)
-
-
-_SINGULAR = {
-    "positions": "position",
-    "layers": "layer",
-    "neurons": "neuron",
-    "features": "feature",
-    "keys": "key",
-}
 
 
 @dataclass(frozen=True)

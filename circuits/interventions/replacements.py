@@ -16,12 +16,9 @@ from circuits.interventions.alignment import (
     check_reach,
     check_shape,
     in_dtype_of,
-    run_mask,
-    source_mask,
     source_rows,
 )
-from circuits.interventions.base import ActivationEdit, HookContext, Replacement
-from circuits.interventions.clean_passes import MeanOver, Reference
+from circuits.interventions.base import ActivationEdit, HookContext, MeanOver, Reference, Replacement
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding, with_model
 from circuits.model.prompts import Given, Prompts, own_positions
@@ -104,37 +101,26 @@ class Mean(_FromPrompts):
         return {"mean": Reference(self.prompts, write.hook, write.kind, self.reduction)}
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
-        mean = context.reference("mean", current)
-        pooled, prompts = self.over == "batch,pos", self.prompts
-        step = context.decode_step
-        if not pooled and (prompts.padded or step.open or step.real is not None):
-            return self._by_position(mean, current, context)
-        check_shape(mean, current, context.write, "reference", pooled)
-        return mean
-
-    def _by_position(self, mean: Tensor, current: Tensor, context: HookContext) -> Tensor:
-        """Returns the mean at each row's own positions."""
-        kind, label = context.write.kind, context.write.label
-        real = run_mask(context, current)
-        lengths, known = real.sum(1), self.prompts.lengths
-        if context.decode_step.open:
-            check_reach(
-                context.decode_step.own(current.shape[kind.query_axis]),
-                known.max()[None],
-                current,
-                context,
-                "reference",
-            )
-        elif int(lengths.max()) > int(known.max()):
+        """Returns the mean, at each row's own positions where it is taken by position."""
+        mean, known, step = context.reference("mean", current), self.prompts.lengths, context.decode_step
+        pooled, kind, label = self.over == "batch,pos", context.write.kind, context.write.label
+        if pooled or not (self.prompts.padded or step.open or step.real is not None):
+            check_shape(mean, current, context.write, "reference", pooled)
+            return mean
+        real, longest = context.real(current), known.max()[None]
+        lengths = real.sum(1)
+        if step.open:
+            check_reach(step.own(current.shape[kind.query_axis]), longest, current, context, "reference")
+        elif int(lengths.max()) > int(longest):
             raise CircuitsError(
-                f"{label}: the reference has prompts of up to {int(known.max())} tokens, the run one of "
+                f"{label}: the reference has prompts of up to {int(longest)} tokens, the run one of "
                 f"{int(lengths.max())}; there is no mean at its last positions"
             )
         if "key" in kind.axes and len({*lengths.tolist(), *known.tolist()}) > 1 and not context.causal:
             raise CircuitsError(
                 f"{label}: queries of prompts of unequal length see different keys; give prompts of one length"
             )
-        return at_own_positions(mean, own_positions(real), known.max()[None], current, real, context)
+        return at_own_positions(mean, own_positions(real), longest, current, real, context)
 
     def describe(self) -> dict[str, Any]:
         described = {"value": "mean", "over": self.over, "reference": self.given.describe()}
@@ -159,9 +145,8 @@ class Resample(_FromPrompts):
         source = context.reference("source", current)
         order = derangement(len(source), self.seed)
         # Rows are put in order first, and then cut to those of this call.
-        return source_rows(
-            source[order.to(source.device)], source_mask(self.prompts, order), current, context
-        )
+        mask = self.prompts.real[order] if self.prompts.padded else None
+        return source_rows(source[order.to(source.device)], mask, current, context)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "resample", "seed": self.seed, "source": self.given.describe()}
@@ -206,7 +191,8 @@ class FromTokens(_FromPrompts):
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         source = context.reference("source", current)
-        return source_rows(source, source_mask(self.prompts), current, context, self.at, _UNEQUAL_LENGTHS)
+        mask = self.prompts.real if self.prompts.padded else None
+        return source_rows(source, mask, current, context, self.at, _UNEQUAL_LENGTHS)
 
     def describe(self) -> dict[str, Any]:
         described = {"value": "source", "direction": self.direction, "source": self.given.describe()}
@@ -287,23 +273,19 @@ class Uniform(Replacement):
         scores = context.run.reads.get(id(context.write), {}).pop("scores", None)
         if scores is None:
             raise CircuitsError(f"{label}: no attention scores were seen, so the visible keys are unknown")
-        may_see = visible(scores)
-        chosen = may_see
+        chosen = may_see = visible(scores)
         if self.keys is not None:
-            decode_step = context.decode_step
+            step = context.decode_step
             # The keys of a call end where its queries do; a sliding cache has dropped the first of them.
-            end = decode_step.start + current.shape[-2] if decode_step.open else current.shape[-1]
-            of_keys = replace(decode_step, start=end - current.shape[-1], whole=True)
+            end = step.start + current.shape[-2] if step.open else current.shape[-1]
+            of_keys = replace(step, start=end - current.shape[-1], whole=True)
             keys = of_keys.selected(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
-            keys = keys.to(current.device)
-            chosen = may_see & (keys if keys.ndim == 1 else keys[:, None, None])
-            fully_masked = (
-                context.selected & may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)
-            ).any(-1)
-            if bool(fully_masked.any()):
-                query = int(fully_masked.any(0).any(0).nonzero()[0])
+            chosen = may_see & (keys if keys.ndim == 1 else keys[:, None, None]).to(current.device)
+            sees_none = may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)
+            wrong = (context.selected & sees_none).any(-1)
+            if bool(wrong.any()):
                 raise CircuitsError(
-                    f"{label}: query {query} sees none of the keys {list(self.keys)}; "
+                    f"{label}: query {int(wrong.any(0).any(0).nonzero()[0])} sees none of the keys {list(self.keys)}; "
                     "name the queries to edit with positions="
                 )
         count = chosen.sum(-1, keepdim=True)

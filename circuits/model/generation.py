@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -93,8 +93,7 @@ class DecodeStep:
             return chosen if self.mask is None else chosen.to(self.mask.device) & self.mask
         if isinstance(positions, tuple) and not self.open:
             return select_positions(positions, length, what, self.real)
-        columns = self._prompt(positions, length, what)
-        here = self.own(length)
+        columns, here = self._prompt(positions, length, what), self.own(length)
         # The lengths of the prompts, [batch or 1, 1].
         prompts = (
             torch.tensor([[columns]]) if self.real is None else self.real[:, :columns].sum(1, keepdim=True)
@@ -107,11 +106,10 @@ class DecodeStep:
             first, last = positions.bounds(prompts)
             chosen = (here >= first) & (here < last)
         else:
-            shortest = int(prompts.min())
+            shortest, of = int(prompts.min()), "prompt" if self.real is None else "shortest prompt"
             if min(positions) < -shortest:
                 raise CircuitsError(
-                    f"{what}: no position {min(positions)}: the {'prompt' if self.real is None else 'shortest prompt'} "
-                    f"has positions 0-{shortest - 1}"
+                    f"{what}: no position {min(positions)}: the {of} has positions 0-{shortest - 1}"
                 )
             numbers = torch.tensor(positions, device=here.device)
             absolute = torch.where(numbers < 0, prompts + numbers, numbers)
@@ -153,14 +151,6 @@ def at(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
     return part if not shape[axis] else torch.cat([part, part.new_full(shape, beyond)], axis)
 
 
-@dataclass
-class _OpenRun:
-    """Runs of which each goes on from the one before: the length of their prompt, and the end of the last."""
-
-    prompt: int | None
-    end: int | None
-
-
 class GenerationState:
     """Follows the runs of a model inside a block: which of them go on from an earlier one. Several generations, or
     loops with a cache each, may take turns.
@@ -168,8 +158,9 @@ class GenerationState:
 
     def __init__(self) -> None:
         self.end = 0  # number of positions up to the last of any open run
-        # By generation, or by the id of a loop's cache; the latest last.
-        self._open_runs: dict[object, _OpenRun] = {}
+        # The length of the prompt and the end of the last run, by generation or by the id of a loop's cache; the latest
+        # last.
+        self._open_runs: dict[object, tuple[int | None, int | None]] = {}
 
     def next(
         self,
@@ -184,38 +175,33 @@ class GenerationState:
             length: the number of its positions; None if unknown.
             real: the mask of padding so far, as in `DecodeStep`.
         """
-        closed = replace(WHOLE, real=real)
         generation, cache, start = under_way(model), cache_of(given), past_length(given)
-        key = generation or (None if cache is None else id(cache))
-        before = self._open_runs.get(key)
-        if generation is None and (before is None or before.end != start):
+        own = generation or (None if cache is None else id(cache))
+        before = self._open_runs.get(own)
+        if generation is None and (before is None or before[1] != start):
             # A cache not seen before may come from a run without one, or be a copy.
-            runs = [one for other, one in self._open_runs.items() if not isinstance(other, _Generation)]
-            before = next((one for one in reversed(runs) if start and one.end == start), None)
-        earlier = 0 if generation is None or before is None else before.end or 0
+            runs = [one for key, one in self._open_runs.items() if key is None or isinstance(key, int)]
+            before = next((one for one in reversed(runs) if start and one[1] == start), None)
+        earlier = 0 if generation is None or before is None else before[1] or 0
         if cache is not None and not start and length is not None and length < earlier:
             raise CircuitsError(
                 "the key-value cache of this generation stays empty, so that a new token sees none before it (bridges "
                 "under transformers 5.24 do this): give use_past_kv_cache=False, or install transformers<5.24"
             )
         end = None if length is None else start + length
-        prompt = end if before is None else before.prompt
-        self._open_runs.pop(key, None)
-        self._open_runs[key] = _OpenRun(prompt, end)
+        prompt = end if before is None else before[0]
+        self._open_runs.pop(own, None)
+        self._open_runs[own] = prompt, end
         if generation is None and cache is None:
-            return closed
+            return DecodeStep(real=real)
         # With padding, a position has come once it has in all rows.
         self.end = max(self.end, (end or 0) if real is None else int(real.sum(1).min()))
         whole = not (before is not None and start > 0 and length != 1)
         return DecodeStep(start, prompt, open=True, whole=whole, real=real)
 
 
-class _Generation:
-    """One call of a method of `METHODS`; compared by identity."""
-
-
-# The generations under way by model, the outermost first: one method may call another.
-_under_way: WeakKeyDictionary[nn.Module, list[_Generation]] = WeakKeyDictionary()
+# The calls of `METHODS` under way by model, the outermost first: one method may call another.
+_under_way: WeakKeyDictionary[nn.Module, list[object]] = WeakKeyDictionary()
 
 
 def under_way(model: nn.Module) -> object:
@@ -227,7 +213,7 @@ def under_way(model: nn.Module) -> object:
 
 
 @model_block
-def _announced(model: nn.Module, generation: _Generation) -> Iterator[None]:
+def _announced(model: nn.Module, generation: object) -> Iterator[None]:
     under = _under_way.setdefault(model, [])
     under.append(generation)
     try:
@@ -236,7 +222,7 @@ def _announced(model: nn.Module, generation: _Generation) -> Iterator[None]:
         under.remove(generation)
 
 
-def _stream(model: nn.Module, generation: _Generation, steps: Any) -> Iterator[Any]:
+def _stream(model: nn.Module, generation: object, steps: Any) -> Iterator[Any]:
     while True:
         with _announced(model, generation):
             try:
@@ -255,7 +241,7 @@ def watching(model: nn.Module) -> Handle:
             raise CircuitsError(
                 "transformer-lens cannot generate with a cache on a shortformer model: give use_past_kv_cache=False"
             )
-        generation = _Generation()
+        generation = object()
         with _announced(model, generation):
             result = method(*args, **kwargs)
         return _stream(model, generation, result) if isinstance(result, GeneratorType) else result
@@ -270,9 +256,3 @@ def watching(model: nn.Module) -> Handle:
             if callable(getattr(type(owner), name, None))
         )
     )
-
-
-def unreached(positions: Positions | Span | Snapshot | None, end: int) -> int | None:
-    """Returns a position that runs of `end` positions in all have not reached; None where there is none."""
-    late = [position for position in positions if position >= end] if isinstance(positions, tuple) else []
-    return late[0] if late else None

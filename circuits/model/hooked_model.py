@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.bridge import BRIDGE, HuggingFaceBridge, bridge_of
+from circuits.model.bridge import BRIDGE, Bridge, HuggingFaceBridge, bridge_of
 from circuits.model.contexts import interruptible
 from circuits.model.edit_state import state_of
 from circuits.model.hooks import (
@@ -62,21 +62,20 @@ class HookedModel:
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
         self.hooks: dict[str, nn.Module] = hooks
+        self.bridged = self.family == BRIDGE
         self._drop_unused()
         #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = "blocks.0.hook_normalized_resid_post" in hooks
         #: True if the MLP of a block reads what its attention reads; then there is no resid_mid.
         self.parallel: bool = is_parallel(hooks, self.n_layers)
         #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
-        self.norms_after_only: bool = self.family != BRIDGE and has_norms_after_only(model)
-        self.bridged = self.family == BRIDGE
+        self.norms_after_only: bool = not self.bridged and has_norms_after_only(model)
+        # A bridge drops the hooks that its model never calls.
         self._bridge = bridge_of(model, hooks, self.parallel) if self.bridged else None
-        # A bridge has dropped the hooks that its model never calls.
-        aside = getattr(cfg, "positional_embedding_type", None) == "shortformer"
         #: The sites whose sum is the first residual stream. A shortformer adds positions to what queries and keys read.
-        self.embeddings = [
-            site for site in ("embed", *(() if aside else ("pos_embed",))) if KINDS[site].hook in hooks
-        ]
+        self.embeddings = ["embed"] if KINDS["embed"].hook in hooks else []
+        if KINDS["pos_embed"].hook in hooks and self._setting("positional_embedding_type") != "shortformer":
+            self.embeddings.append("pos_embed")
         #: The hooks of a bridge around a Hugging Face model; None for other models.
         self.huggingface = self._bridge if isinstance(self._bridge, HuggingFaceBridge) else None
         #: The hook points of the autoencoders that are spliced in now.
@@ -84,31 +83,33 @@ class HookedModel:
             name: point for splice in state_of(model).splices.values() for name, point in splice.hooks.items()
         }
         hooks.update(self.spliced)
-        grouped = getattr(cfg, "n_key_value_heads", None)
-        if not grouped or getattr(cfg, "ungroup_grouped_query_attention", False):
-            grouped = cfg.n_heads
-        key_heads = self._bridge.key_heads if self._bridge is not None else grouped
+        grouped = self._setting("n_key_value_heads") or cfg.n_heads
+        grouped = cfg.n_heads if self._setting("ungroup_grouped_query_attention") else grouped
+        #: The number of heads at k and v: fewer than `n_heads` under grouped-query attention.
+        self.key_value_heads: int = grouped if self._bridge is None else self._bridge.key_heads
         self.sizes: dict[str, int | None] = {
             "head": cfg.n_heads,
             "d_head": cfg.d_head,
             "d_model": cfg.d_model,
-            "d_mlp": getattr(cfg, "d_mlp", None),
+            "d_mlp": self._setting("d_mlp"),
         }
-        self.heads_at: dict[str, int] = dict.fromkeys(GROUPED, key_heads)
+
+    def _setting(self, name: str) -> Any:
+        """Returns an entry of the model's config; None where it has none."""
+        return getattr(self.model.cfg, name, None)
 
     def _drop_unused(self) -> None:
         """Removes hook points that the model has and never calls, and those of sites that are not supported."""
         for layer in range(self.n_layers):
             if not hasattr(self.block_module(layer), "mlp"):
                 self.hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
-        if getattr(self.model.cfg, "positional_embedding_type", None) == "alibi":
+        if self._setting("positional_embedding_type") == "alibi":
             self.hooks.pop("hook_pos_embed", None)
-        untested = untested_setting(self.model) if self.family != BRIDGE else None
-        if untested is not None:
-            sites = served_sites(self.model, untested)
-            for kind in KINDS.values():
-                for layer in range(self.n_layers if kind.name not in sites else 0):
-                    self.hooks.pop(kind.hook.format(layer), None)
+        untested = None if self.bridged else untested_setting(self.model)
+        served = KINDS.keys() if untested is None else served_sites(self.model, untested)
+        for kind in KINDS.values():
+            for layer in range(self.n_layers if kind.name not in served else 0):
+                self.hooks.pop(kind.hook.format(layer), None)
 
     @classmethod
     def of(cls, model: Any) -> HookedModel:
@@ -130,30 +131,20 @@ class HookedModel:
             raise CircuitsError(
                 f"site {site} is not supported on a {BRIDGE}, where a write there may reach nothing"
             )
-        if not site.kind.per_layer:
-            places: list[tuple[int | None, str]] = [(None, site.hook())]
-        elif site.layer is not None:
-            places = [(site.layer, site.hook())]
-        else:
-            wanted = range(self.n_layers) if layers is None else layers
-            places = [(layer, site.hook(layer)) for layer in wanted]
-        present = [(layer, hook) for layer, hook in places if hook in self.hooks]
-        if not present and site.kind.whole != site.name:
-            raise CircuitsError(
-                f"no site {site}: no autoencoder is spliced in there; circuits.splice does that"
-            )
+        wanted = range(self.n_layers) if layers is None else layers
+        if site.layer is not None or not site.kind.per_layer:
+            wanted = [site.layer]
+        present = [(layer, site.hook(layer)) for layer in wanted if site.hook(layer) in self.hooks]
         if not present:
-            raise CircuitsError(f"no site {site} in this model; it has {', '.join(self.site_names())}")
+            there = f"in this model; it has {', '.join(self.site_names())}"
+            if site.kind.whole != site.name:
+                there = ": no autoencoder is spliced in there; circuits.splice does that"
+            raise CircuitsError(f"no site {site} {there}".replace(" :", ":"))
         return present
 
     def site_names(self) -> list[str]:
         """Returns the sites of the table that the model has."""
         return [kind.name for kind in KINDS.values() if kind.hook.format(0) in self.hooks]
-
-    @property
-    def key_value_heads(self) -> int:
-        """The number of heads at k and v: fewer than `n_heads` under grouped-query attention."""
-        return self.heads_at["k"]
 
     def has_groups(self, kind: SiteKind) -> bool:
         """Tells whether the head axis of a site holds key-value groups, that several heads share."""
@@ -161,7 +152,7 @@ class HookedModel:
 
     def head_count(self, kind: SiteKind) -> int:
         """Returns the size of the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
-        return self.heads_at.get(kind.whole, self.n_heads)
+        return self.key_value_heads if kind.whole in GROUPED else self.n_heads
 
     def width(self, kind: SiteKind, hook: str) -> int | None:
         """Returns the number of neurons or features at a hook; None where there are none, or the config gives none."""
@@ -241,7 +232,7 @@ class HookedModel:
 
         Negative ids would count from the end of the table.
         """
-        if tokens.is_floating_point() and tokens.ndim == 3 and self._bridge is not None:
+        if tokens.is_floating_point() and tokens.ndim == 3 and self.bridged:
             if tokens.shape[2] != self.sizes["d_model"]:
                 raise CircuitsError(
                     f"{what} are vectors {list(tokens.shape)}; the model's have {self.sizes['d_model']} entries"
@@ -256,12 +247,11 @@ class HookedModel:
                 f"{what} [batch pos] are whole numbers, got {_dtype(tokens)} {list(tokens.shape)}"
             )
         else:
-            d_vocab = getattr(self.model.cfg, "d_vocab", None)
-            low, high = int(tokens.min()), int(tokens.max())
+            d_vocab, low, high = self._setting("d_vocab"), int(tokens.min()), int(tokens.max())
             if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
                 raise CircuitsError(f"{what} are {low} to {high}; the model has ids 0-{d_vocab - 1}")
         # The tables of positions and rotations and the causal mask all have this length.
-        longest = getattr(self.model.cfg, "n_ctx", None)
+        longest = self._setting("n_ctx")
         if isinstance(longest, int) and tokens.shape[1] > longest:
             raise CircuitsError(
                 f"{what} are {list(tokens.shape)} [batch pos]; the model has room for {longest} positions"
@@ -272,33 +262,27 @@ class HookedModel:
         get what each gets alone: padding that the model would not mask, rotary angles of a longer row.
         """
         self.check_inputs(prompts.tokens, what)
+        wrapped: Any = self.model.__dict__.get("original_model", self.model)
         for name in prompts.extra:
-            self._check_extra(name, what)
+            # GPT-2 and GPT-J would look segments up in the table of tokens, at whose hook point the site `embed` is.
+            segments = getattr(getattr(wrapped, "config", None), "type_vocab_size", None)
+            unknown = name not in inspect.signature(wrapped.forward).parameters
+            if unknown or (name == "token_type_ids" and not segments):
+                lacks = f"takes no {name}" if unknown else f"has no table of segments for {name}"
+                raise CircuitsError(f"{what}: {type(wrapped).__name__} {lacks}; leave it out")
         if self.huggingface is not None:
             self.huggingface.check_angles(prompts, what)
-        if prompts.padded and self._bridge is None and not self.causal:
+        if prompts.padded and not self.bridged and not self.causal:
             raise CircuitsError(
                 f"{what} have padding, which a {self.family} masks in causal attention only; give prompts of one length"
-            )
-
-    def _check_extra(self, name: str, what: str) -> None:
-        wrapped: Any = self.model.__dict__.get("original_model", self.model)
-        if name not in inspect.signature(wrapped.forward).parameters:
-            raise CircuitsError(f"{what}: {type(wrapped).__name__} takes no {name}; leave it out")
-        # GPT-2 and GPT-J would look segments up in the table of tokens, at whose hook point the site `embed` is.
-        config = getattr(wrapped, "config", None)
-        if name == "token_type_ids" and not getattr(config, "type_vocab_size", None):
-            raise CircuitsError(
-                f"{what}: {type(wrapped).__name__} has no table of segments for {name}; leave it out"
             )
 
     @property
     def causal(self) -> bool:
         """Whether no query sees a key behind it."""
-        cfg: Any = self.model.cfg
         # transformer-lens 3 calls a BERT causal.
-        masked = str(getattr(cfg, "architecture", "")).endswith("ForMaskedLM")
-        return getattr(cfg, "attention_dir", "causal") == "causal" and not masked
+        masked = str(self._setting("architecture")).endswith("ForMaskedLM")
+        return self._setting("attention_dir") in (None, "causal") and not masked
 
     def inputs(self, prompts: Prompts) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns tokens, and the arguments that make each row what the prompt alone gives."""
@@ -323,10 +307,10 @@ class HookedModel:
     def _takes_positions(self) -> bool:
         """Tells whether a wrapped model takes positions, and does not derive them from the mask itself."""
         derives = getattr(self.model, "_accepts_derived_position_ids", None)
-        if derives is not None and not derives():
-            return False
         wrapped: Any = self.model.__dict__["original_model"]
-        return "position_ids" in inspect.signature(wrapped.forward).parameters
+        return (derives is None or derives()) and "position_ids" in inspect.signature(
+            wrapped.forward
+        ).parameters
 
     def on_forward(self, hook: str, function: Function) -> Handle:
         """Calls `function` with the activation at `hook`; its return value, unless None, replaces the activation.
@@ -334,19 +318,32 @@ class HookedModel:
         Functions at one hook are called in the order in which they were added, each with the activation that the one
         before left. `remove()` of the handle removes all traces of the function.
         """
-        revocable = Revocable(function, self.model)
-        if self._bridge is not None and hook not in self.spliced:
-            return Handles(revocable, self._bridge.on_forward(hook, revocable))
-        return Handles(revocable, on_hook_point(self.hooks[hook], revocable))
+        revocable, bridge = Revocable(function, self.model), self._bridge_at(hook)
+        put = (
+            on_hook_point(self.hooks[hook], revocable)
+            if bridge is None
+            else bridge.on_forward(hook, revocable)
+        )
+        return Handles(revocable, put)
 
     def before(self, hook: str, function: Function) -> Handle:
         """Calls `function` with the input of the hook point, before any other hook there; its return value, unless
         None, replaces the input.
         """
-        revocable = Revocable(function, self.model)
-        if self._bridge is not None and hook not in self.spliced:
-            return Handles(revocable, self._bridge.before(hook, revocable))
-        return Handles(revocable, before_module(self.hooks[hook], revocable))
+        revocable, bridge = Revocable(function, self.model), self._bridge_at(hook)
+        put = before_module(self.hooks[hook], revocable) if bridge is None else bridge.before(hook, revocable)
+        return Handles(revocable, put)
+
+    def through(self, hook: str, activation: Tensor) -> Tensor:
+        """Returns an activation after all hooks at a hook point; the same object where nothing changes it.
+
+        The activation itself is not written to, as hooks may work in place and the run will reach them again.
+        """
+        bridge = self._bridge_at(hook)
+        return passed(self.hooks[hook], activation) if bridge is None else bridge.through(hook, activation)
+
+    def _bridge_at(self, hook: str) -> Bridge | None:
+        return None if hook in self.spliced else self._bridge
 
     def before_mlp(self, layer: int, function: Function) -> Handle:
         """Calls `function` with the residual stream that the MLP of a layer reads; its return value is what the MLP
@@ -359,7 +356,7 @@ class HookedModel:
                 revocable, on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], revocable)
             )
         block: Any = self.block(layer)
-        if self._bridge is None and getattr(self.model.cfg, "use_hook_mlp_in", False):
+        if not self.bridged and self._setting("use_hook_mlp_in"):
             reader = block.hook_mlp_in
         elif self.post_norm or self.norms_after_only:
             # The MLP reads the stream as it is.
@@ -391,15 +388,6 @@ class HookedModel:
                 f"paths on a TransformerBridge around {bridge.family.wrapped} were not compared with a forward by "
                 f"hand (compared: {served}); use patch.activations, or circuits.unchecked(model)"
             )
-
-    def through(self, hook: str, activation: Tensor) -> Tensor:
-        """Returns an activation after all hooks at a hook point; the same object where nothing changes it.
-
-        The activation itself is not written to, as hooks may work in place and the run will reach them again.
-        """
-        if self._bridge is not None and hook not in self.spliced:
-            return self._bridge.through(hook, activation)
-        return passed(self.hooks[hook], activation)
 
     def on_run(self, begin: Begin, end: Callable[[], None] = lambda: None) -> Handle:
         """Calls `begin(args, kwargs)` whenever the whole model starts to run, and `end()` when it has ended or failed.
@@ -444,18 +432,19 @@ def _class_of(model: nn.Module, hooks: Mapping[str, nn.Module]) -> str:
     """Returns the name of the supported class that a model is of; refuses other models, and says what would do."""
     name, cfg = type(model).__name__, getattr(model, "cfg", None)
     missing = [size for size in ("n_layers", "n_heads", "d_head", "d_model") if not hasattr(cfg, size)]
+    ancestors = [base.__name__ for base in type(model).__mro__]
+    if (missing or not hooks) and "PreTrainedModel" in ancestors:
+        raise CircuitsError(
+            f"{name} is a Hugging Face model, without hook points; a bridge around it has them: "
+            "TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer)"
+        )
     if missing or not hooks:
-        if any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__):
-            raise CircuitsError(
-                f"{name} is a Hugging Face model, without hook points; a bridge around it has them: "
-                "TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer)"
-            )
         what = f"no cfg.{missing[0]}" if missing else "no hook points"
         raise CircuitsError(
             f"{name} is not a hooked transformer: it has {what}. Copy its weights into a HookedTransformer or a "
             "TransformerBridge, or give outputs of your own edits to circuits.compare"
         )
-    families = [base.__name__ for base in type(model).__mro__ if base.__name__ in SUPPORTED]
+    families = [one for one in ancestors if one in SUPPORTED]
     if not families:
         raise CircuitsError(
             f"{name} is not supported; give a {' or a '.join(SUPPORTED)}, or outputs of your own edits to "

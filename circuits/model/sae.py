@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,20 +24,7 @@ from circuits.model.record import kept_last
 from circuits.model.sites import ERROR, FEATURES, KINDS, Site, part_of
 
 CALLER = "splice"
-
-
-@dataclass(frozen=True)
-class Autoencoder:
-    """The two functions of a sparse autoencoder, [... d_in] to [... feature] and back, and the type that it computes
-    in (None: the model's).
-    """
-
-    encode: Callable[[Tensor], Tensor]
-    decode: Callable[[Tensor], Tensor]
-    dtype: torch.dtype | None
-
-    def like(self, x: Tensor) -> Tensor:
-        return x if self.dtype is None else x.to(self.dtype)
+Function = Callable[[Tensor], Tensor]
 
 
 class SAEInsertion(nn.Module):
@@ -50,11 +36,19 @@ class SAEInsertion(nn.Module):
         width: the number of features.
     """
 
-    def __init__(self, site: Site, autoencoder: Autoencoder, width: int) -> None:
+    def __init__(self, site: Site, encode: Function, decode: Function, dtype: torch.dtype | None) -> None:
+        """
+        Args:
+            encode: [... d_in] to [... feature]; `decode` back.
+            dtype: what it computes in; None: the model's.
+        """
         super().__init__()
-        self.site, self.width = site, width
+        self.site, self.width, self.dtype = site, 0, dtype
+        self.encode, self.decode = encode, decode
         self.features, self.error = nn.Identity(), nn.Identity()
-        self._autoencoder = autoencoder
+
+    def like(self, x: Tensor) -> Tensor:
+        return x if self.dtype is None else x.to(self.dtype)
 
     @property
     def hooks(self) -> dict[str, nn.Module]:
@@ -71,15 +65,15 @@ class SAEInsertion(nn.Module):
 
     def edited(self, x: Tensor) -> Tensor | None:
         """Returns what takes the place of x; None where neither features nor error are changed."""
-        sae, flat = self._autoencoder, x.flatten(2)
         # Copies, as the functions may write to what they are given, and give one buffer again and again.
-        features = sae.encode(sae.like(flat).clone()).clone()
-        reconstruction = sae.decode(features.clone()).clone()
+        flat = x.flatten(2)
+        features = self.encode(self.like(flat).clone()).clone()
+        reconstruction = self.decode(features.clone()).clone()
         error = (flat - reconstruction.to(x.dtype)).reshape(x.shape)
         new_features, new_error = self.features(features), self.error(error)
         changes: list[Tensor] = []
         if new_features is not features:
-            changes.append((sae.decode(new_features.clone()) - reconstruction).to(x.dtype).reshape(x.shape))
+            changes.append((self.decode(new_features.clone()) - reconstruction).to(x.dtype).reshape(x.shape))
         if new_error is not error:
             changes.append(new_error - error)
         return sum(changes, x) if changes else None
@@ -156,11 +150,9 @@ def _read(given: Any, sae: Any, surface: HookedModel) -> dict[str, SAEInsertion]
 
 def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:
     """Returns the splice of an autoencoder that has been tried on one activation of zeros."""
-    what = f"{CALLER}: {site}"
-    pair = (
-        sae if isinstance(sae, tuple | list) else (getattr(sae, "encode", None), getattr(sae, "decode", None))
-    )
-    if len(pair) != 2 or not all(map(callable, pair)):
+    what, pair = f"{CALLER}: {site}", sae if isinstance(sae, tuple | list) else ()
+    encode, decode = pair if len(pair) == 2 else (getattr(sae, "encode", None), getattr(sae, "decode", None))
+    if not callable(encode) or not callable(decode):
         raise CircuitsError(
             f"{what}: give an object with encode and decode, or a pair of functions, got {type(sae).__name__}"
         )
@@ -172,14 +164,13 @@ def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:
             f'sae.to("{surface.device}")'
         )
     dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), None)
-    autoencoder = Autoencoder(pair[0], pair[1], dtype)
+    splice = SAEInsertion(site, encode, decode, dtype)
     size = math.prod(length or 0 for length in surface.shape(site.kind, 1, 1)[2:])
-    weight = next(surface.model.parameters())
-    zeros = torch.zeros(1, 1, size, device=surface.device, dtype=weight.dtype)
+    zeros = torch.zeros(1, 1, size, device=surface.device, dtype=next(surface.model.parameters()).dtype)
     try:
         with torch.no_grad():
-            features = autoencoder.encode(autoencoder.like(zeros))
-            back = autoencoder.decode(features)
+            features = encode(splice.like(zeros))
+            back = decode(features)
     except Exception as error:
         raise CircuitsError(f"{what} fails on x {list(zeros.shape)}: {str(error).splitlines()[0]}") from error
     if features.ndim != 3 or features.shape[:2] != (1, 1) or back.shape != zeros.shape:
@@ -187,4 +178,5 @@ def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:
             f"{what}: encode gives {list(features.shape)} and decode {list(back.shape)} for x {list(zeros.shape)}; "
             "they map [batch pos d_in] to [batch pos feature] and back"
         )
-    return SAEInsertion(site, autoencoder, features.shape[2])
+    splice.width = features.shape[2]
+    return splice

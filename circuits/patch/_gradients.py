@@ -16,8 +16,7 @@ from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.alignment import chosen_columns
-from circuits.interventions.base import Replacement
-from circuits.interventions.clean_passes import MeanOver, Reference
+from circuits.interventions.base import MeanOver, Reference, Replacement
 from circuits.interventions.forward_pass import References
 from circuits.interventions.replacements import FromTokens, Mean, Zero
 from circuits.interventions.sources import align_mean

@@ -67,7 +67,6 @@ FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "six layers": ({"n_layers": 6, "normalization_type": "LNPre", "d_mlp": 8}, (HOOKED, BRIDGE)),
     "gated": ({"gated_mlp": True, "act_fn": "gelu_new", "n_layers": 1}, (HOOKED, BRIDGE)),
     "solu": ({"n_layers": 1, "act_fn": "solu_ln"}, (HOOKED, *([] if HOOKED in FAMILIES else [BRIDGE]))),
-    "solu without weights": ({"n_layers": 1, "act_fn": "solu_ln", "normalization_type": "LNPre"}, (HOOKED,)),
     "stretched rotary": (
         {
             "n_layers": 1,
@@ -83,6 +82,10 @@ FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "use_NTK_by_parts_rope": True,
             "NTK_original_ctx_len": 8,
             "use_qk_norm": True,
+            "scale_attn_by_inverse_layer_idx": True,
+            "use_attn_scale": False,
+            "n_key_value_heads": 2,
+            "ungroup_grouped_query_attention": True,
         },
         (HOOKED,),
     ),
@@ -97,23 +100,14 @@ FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         (HOOKED,),
     ),
-    "alibi": ({"positional_embedding_type": "alibi"}, (HOOKED,)),
-    "shortformer": ({"positional_embedding_type": "shortformer", "n_layers": 2}, (HOOKED,)),
-    "shortformer, every hook on": (
+    "alibi": ({"positional_embedding_type": "alibi", "use_attn_in": True}, (HOOKED,)),
+    "shortformer": (
         {
+            "n_layers": 2,
             "positional_embedding_type": "shortformer",
             "normalization_type": "RMS",
             "use_attn_result": True,
             "use_split_qkv_input": True,
-        },
-        (HOOKED,),
-    ),
-    "scaled": (
-        {
-            "scale_attn_by_inverse_layer_idx": True,
-            "use_attn_scale": False,
-            "n_key_value_heads": 2,
-            "ungroup_grouped_query_attention": True,
         },
         (HOOKED,),
     ),
@@ -139,7 +133,6 @@ FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         (HOOKED,),
     ),
     "post-norm, attention only": ({"norm": "post", "attn_only": True}, (HOOKED,)),
-    "one hook for q, k and v": ({"use_attn_in": True, "n_layers": 1}, (HOOKED,)),
     "parallel": (
         {
             "parallel_attn_mlp": True,
@@ -179,10 +172,6 @@ FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "attn_types": ["local", "global"],
             "window_size": 2,
         },
-        (HOOKED,),
-    ),
-    "norms after, attention only": (
-        {"normalization_type": "RMS", "use_normalization_before_and_after": True, "attn_only": True},
         (HOOKED,),
     ),
     "olmo2": (

@@ -6,7 +6,6 @@ conftest) does both once a session. `forward` computes the logits from the weigh
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -238,13 +237,11 @@ def forward(
     tokens: Tensor,
     edit: Callable[[str, int | None, Tensor], Tensor] = _unchanged,
     keep: Tensor | None = None,
-    single: bool = False,
 ) -> Tensor:
     """The logits of a bridge's model, from its parameters and its config alone.
 
     `edit(site, layer, value)` sees and may replace every site, heads apart. `keep` [batch pos]: False keys are
-    seen by nobody, and positions are counted from the first true one. `single`: with the steps in single precision
-    that Hugging Face's rotary models have in any precision.
+    seen by nobody, and positions are counted from the first true one.
     """
     weights = {name: value.detach() for name, value in model.state_dict().items()}
     config, form = model.original_model.config, Form.of(model)
@@ -258,8 +255,7 @@ def forward(
     def norm(x: Tensor, name: str) -> Tensor:
         if form.norm == "LN":
             x = x - x.mean(-1, keepdim=True)
-        x = x.float() if single and form.norm != "LN" else x
-        x = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + form.eps)).double()
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + form.eps)
         gain = weights.get(f"{name}.weight", torch.ones(()))
         x = x * (gain + 1 if form.norm == "RMS+1" else gain)
         return x + weights.get(f"{name}.bias", torch.zeros(()))
@@ -319,8 +315,7 @@ def forward(
         if window is not None:
             masked = masked | (far >= window)
         scores = edit("scores", layer, scores.masked_fill(masked, -torch.inf))
-        softmax = scores.softmax(-1, dtype=torch.float32 if single else None).double()
-        pattern = edit("pattern", layer, softmax.nan_to_num())
+        pattern = edit("pattern", layer, scores.softmax(-1).nan_to_num())
         z = edit("z", layer, torch.einsum("bhqk,bkhe->bqhe", pattern, v))
         out = affine(z.flatten(-2), f"{path}.attn.o", form.transposed)
         if form.after_sublayers:
@@ -384,6 +379,3 @@ class Models:
         """The Hugging Face model itself, in float64."""
         auto = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
         return auto.from_pretrained(self.folder(name), dtype=torch.float64, attn_implementation="eager")
-
-    def config(self, name: str) -> Any:
-        return copy.deepcopy(self(name).original_model.config)

@@ -31,16 +31,6 @@ def values_at(by_hand, model, tokens, wanted):
     return found[wanted]
 
 
-def test_uniform_on_a_grid_is_one_over_n_squared(make_model):
-    """arXiv:2410.22244, section 3.1.2: every weight of a bidirectional 7×7 model is 1/49."""
-    model = make_model(n_ctx=49, d_vocab_out=1, attention_dir="bidirectional", d_vocab=20)
-    tokens = torch.randint(0, 20, (3, 49), generator=torch.Generator().manual_seed(0))
-    output, cache = run(model, tokens, ablate.uniform("all"), cache="pattern")
-    assert output.shape == (3, 49, 1)
-    assert len(cache) == 2
-    assert all(bool((pattern - 1 / 49).abs().max() < 1e-15) for pattern in cache.values())
-
-
 def test_visible_keys_come_from_the_scores_not_from_the_config(make_model, hooked_only, tokens):
     """A user's hook that masks one more key is respected."""
     causal = make_model(family=hooked_only)
@@ -185,22 +175,6 @@ def test_gradients_flow_through_an_edit(causal, tokens):
     assert bool((gradient[1] == 0).all())
     assert bool((gradient[0] != 0).any())
     assert bool(gradient.isfinite().all())
-
-
-def test_derangements_are_drawn_uniformly():
-    drawn = [tuple(derangement(4, seed).tolist()) for seed in range(900)]
-    counts = {order: drawn.count(order) for order in set(drawn)}
-    assert len(counts) == 9
-    assert all(60 < count < 145 for count in counts.values())
-
-
-def test_uniform_in_a_causal_model_is_the_running_mean_of_v(causal, tokens):
-    """Closed form: z at position i is the mean of v at positions 0..i."""
-    _, cache = run(causal, tokens, ablate.uniform("0.2"), cache=["v.0", "z.0"])
-    v = cache["v.0"][:, :, 2]
-    running = v.cumsum(1) / torch.arange(1, 7, dtype=v.dtype)[None, :, None]
-    torch.testing.assert_close(cache["z.0"][:, :, 2], running, rtol=0, atol=1e-12)
-    assert (cache["z.0"][:, :, 1] - cache["v.0"][:, :, 1].cumsum(1)).abs().max() > 0.1
 
 
 def test_a_query_that_sees_nothing_keeps_its_zero_pattern(causal, tokens):

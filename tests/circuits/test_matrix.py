@@ -482,7 +482,6 @@ def check_verb(subject: Subject, draw: Draw, verb: str) -> None:
 
 VERBS = ["run", "run", "call", "auto", "auto 2", "naive 1"]
 few = settings(max_examples=max(2, settings().max_examples // 12))
-many = settings(max_examples=max(2, settings().max_examples // 3))
 
 
 def matrix(data: st.DataObject, subject: Subject) -> None:
@@ -496,14 +495,6 @@ NAMES = [pytest.param(*key, id=f"{key[0]}-{key[1]}") for key in NATIVE]
 @given(data=st.data())
 @pytest.mark.parametrize(("name", "family"), NAMES)
 def test_every_verb_is_the_forward_by_hand(name, family, data):
-    matrix(data, native(name, family))
-
-
-@pytest.mark.slow
-@many
-@given(data=st.data())
-@pytest.mark.parametrize(("name", "family"), NAMES)
-def test_every_verb_is_the_forward_by_hand_at_length(name, family, data):
     matrix(data, native(name, family))
 
 
@@ -525,14 +516,6 @@ def hugging_face(hf_model: Any, name: str, mode: str = "raw") -> Subject:
 @given(data=st.data())
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_bridges_around_hugging_face_models(hf_model, name, data):
-    matrix(data, hugging_face(hf_model, name))
-
-
-@pytest.mark.slow
-@many
-@given(data=st.data())
-@pytest.mark.parametrize("name", HUGGING_FACE)
-def test_bridges_around_hugging_face_models_at_length(hf_model, name, data):
     matrix(data, hugging_face(hf_model, name))
 
 
@@ -622,20 +605,4 @@ GENERATED = [
 @given(data=st.data())
 @pytest.mark.parametrize(("name", "mode"), GENERATED)
 def test_generation_of_hugging_face_models(hf_model, name, mode, data):
-    generation(data, hugging_face(hf_model, name, mode))
-
-
-@pytest.mark.slow
-@many
-@given(data=st.data())
-@pytest.mark.parametrize(("name", "family"), GENERATING)
-def test_generation_is_the_loop_by_hand_at_length(name, family, data):
-    generation(data, native(name, family))
-
-
-@pytest.mark.slow
-@many
-@given(data=st.data())
-@pytest.mark.parametrize(("name", "mode"), GENERATED)
-def test_generation_of_hugging_face_models_at_length(hf_model, name, mode, data):
     generation(data, hugging_face(hf_model, name, mode))

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, permute, run
-from circuits.interventions.forward_pass import extra_argument
 from circuits.model.hooked_model import HookedModel
 from circuits.permute import random_order
 
@@ -69,22 +68,6 @@ def test_a_seed_permutes_the_rows_in_use_and_nothing_else_decides(model, tokens,
     run(model, short, permute.positions(11))
     assert bool((torch.get_rng_state() == state).all())
     assert permute.positions(11) == permute.positions(11) != permute.positions(12)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "what"),
-    [
-        ({"position_ids": torch.tensor([[1, 2, 3, 4, 5, 0]])}, "position_ids"),
-        ({"past_kv_cache": object()}, "a key-value cache"),
-        ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, "padding"),
-        ({"position_ids": torch.arange(6)[None]}, None),
-        ({"attention_mask": torch.ones(1, 6)}, None),
-        ({}, None),
-    ],
-)
-def test_calls_that_read_other_rows_are_told_apart(tokens, kwargs, what):
-    """By what is passed to the model; only what the model is given in this run counts."""
-    assert extra_argument({"input": tokens, **kwargs}) == what
 
 
 def test_a_table_of_positions_that_is_not_used(make_model, hooked_only, tokens):

@@ -45,7 +45,6 @@ zero = {"0.1": ablate.zero("0.1")}
 RESULT = "blocks.0.attn.hook_result"
 digits = torch.cartesian_prod(torch.arange(5), torch.arange(5))
 square = torch.cat([digits, torch.full((25, 1), 10)], 1)  # all inputs of a + b mod 5
-templates = {"own": patterns.identity(6)}
 table = pd.DataFrame({"layer": [0, 0], "head": [0, 1], "value": [0.5, 0.2]})
 
 

@@ -25,13 +25,6 @@ def data():
     return sums, counts
 
 
-def test_values_are_pooled_ratios(data):
-    sums, counts = data
-    found = summarise(sums, counts, seed=0, draws=200, flips=200, level=0.95)
-    np.testing.assert_allclose(found.value, [s.sum() / c.sum() for s, c in zip(sums, counts, strict=True)])
-    np.testing.assert_allclose(found.effect, found.value - found.value[0])
-
-
 def test_bootstrap_resamples_examples_and_recomputes_the_ratio(data):
     """The same weights, spelled out as explicit lists of examples."""
     sums, counts = data

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import ablate, draws, edit, patch, run, sweep, transplant
+from circuits import ablate, draws, edit, patch, sweep, transplant
 from circuits.engine.stacked import NotStacked, check_model
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
@@ -141,14 +141,6 @@ def test_reasons_to_run_alone(make_model, hooked_only):
     model.embed.__class__ = type("Mine", (type(model.embed),), {"__module__": "mine"})
     assert reason() == "its class Mine is not the library's"
     assert sweep(model, tokens, {"0.1": ablate.zero("0.1")}, metric).frame["engine"].unique() == ["naive"]
-
-
-def test_an_edit_that_never_fires_is_an_error_with_a_shared_forward_too(make_model, hooked_only):
-    model, tokens = make_model(0, hooked_only), TOKENS
-    never = edit("blocks.0.attn.hook_result", halved)
-    for call in (lambda: run(model, tokens, never), lambda: sweep(model, tokens, {"never": never})):
-        with pytest.raises(Exception, match=r"blocks\.0\.attn\.hook_result never fired"):
-            call()
 
 
 def test_an_edit_that_runs_the_model_runs_alone(make_model, hooked_only):

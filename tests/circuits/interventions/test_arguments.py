@@ -5,8 +5,6 @@ import pytest
 import torch
 
 from circuits import (
-    CircuitsError,
-    Head,
     ablate,
     cache,
     edit,
@@ -82,25 +80,3 @@ def test_inside_inference_mode(causal, tokens, other_tokens):
     assert not bool((edited == clean).all())
     (gradient,) = torch.autograd.grad(edited.sum(), [next(causal.parameters())], allow_unused=True)
     assert gradient is not None
-
-
-TAKING_HEADS = {
-    "ablate": lambda heads, x: ablate.zero(heads),
-    "edit": lambda heads, x: edit("q", torch.zeros_like, heads=heads),
-    "patch": lambda heads, x: patch.activations("z", x, heads=heads),
-    "sender": lambda heads, x: patch.path(heads, "output", x),
-    "receivers": lambda heads, x: patch.path("embed", (("q", heads), "output"), x),
-}
-
-
-@pytest.mark.parametrize("taken", TAKING_HEADS)
-def test_heads_in_a_list_are_heads_in_a_tuple(tokens, taken):
-    """Whatever heads they are written as, one or two. A list of two numbers is no head: it could be two of a layer."""
-    make = TAKING_HEADS[taken]
-    for one, other in [("1.0", "0.1"), (Head(1, 0), Head(0, 1)), ((1, 0), (0, 1)), ([1, 0], "L0H1")]:
-        for given in ([one], [one, other]):
-            expected = make("1.0" if len(given) == 1 else "1.0, 0.1", tokens)
-            assert make(given, tokens) == make(tuple(given), tokens) == expected
-    assert make((1, 0), tokens) == make("1.0", tokens)
-    with pytest.raises(CircuitsError, match="cannot read 1 as a head"):
-        make([1, 0], tokens)

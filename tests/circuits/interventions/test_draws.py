@@ -66,29 +66,6 @@ def test_a_row_for_each_draw_and_one_that_pools_them(causal, tokens, other_token
     assert len(result.interventions["many"]) == 4
 
 
-def test_spread_over_draws(causal, tokens):
-    drawn = permute.draws(6)
-    result = sweep(causal, tokens, {"places": drawn, "zero": ablate.zero("0.1")}, metric=metric)
-    values = [metric(run(causal, tokens, one))["value"].mean().item() for one in drawn.interventions]
-    spread = result.spread()
-    assert spread["variant"].tolist() == ["places"] * 3
-    row = spread.set_index("metric").loc["value"]
-    for name, expected in (
-        ("draws", 6),
-        ("mean", np.mean(values)),
-        ("sd", np.std(values, ddof=1)),
-        ("smallest", min(values)),
-        ("median", np.median(values)),
-        ("largest", max(values)),
-        ("baseline", metric(run(causal, tokens))["value"].mean().item()),
-    ):
-        np.testing.assert_allclose(row[name], expected, rtol=1e-10)
-    assert row["sd"] > 0.01
-    none = sweep(causal, tokens, {"zero": ablate.zero("0.1")}, metric=metric).spread()
-    assert len(none) == 0
-    assert list(none.columns) == list(spread.columns)
-
-
 def test_the_pooled_row_says_only_what_all_draws_have_in_common(causal, tokens):
     generator = torch.Generator().manual_seed(2)
     heads = [(1, int(torch.randint(0, 4, (), generator=generator))) for _ in range(4)]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, patch, run
+from circuits import CircuitsError, ablate, intervene, patch, run
 
 INTERVENTIONS = {
     "path": lambda tokens, source, grid: patch.path("0.1", "resid_post.1", source=source),
@@ -55,23 +55,6 @@ def test_a_hook_that_runs_the_model_changes_nothing(
     assert_same(run(model, given, one), expected, alone)
 
 
-def test_after_a_failed_run_in_a_hook_the_outer_one_goes_on(make_model, hooked_only, tokens, other_tokens):
-    model, failing = make_model(), []
-    one = patch.path("0.1", "resid_post.1", source=other_tokens)
-    expected = run(model, tokens, one)
-
-    def fail(x, hook):
-        if failing:
-            raise RuntimeError("inside")
-        failing.append(True)
-        with pytest.raises(RuntimeError, match="inside"):
-            model(other_tokens)
-        failing.clear()
-
-    model.add_hook("blocks.0.hook_resid_mid", fail)
-    assert bool((run(model, tokens, one) == expected).all())
-
-
 def test_run_with_hooks_is_held_to_the_same_rules(make_model, hooked_only, tokens, other_tokens):
     """Nobody sees what it was called with, but the first block does."""
     model, padded = make_model(), {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]] * 8)}
@@ -108,26 +91,3 @@ def test_run_with_hooks_is_a_run_like_any_other(make_model, hooked_only, tokens,
         assert torch.equal(model(given.flip(0)), expected)
     model.reset_hooks()
     assert torch.equal(inside[1], run(model, given, one))
-
-
-@pytest.mark.parametrize("name", ["path", "path, keys and queries"])
-def test_a_path_needs_nothing_but_the_run_under_way(
-    make_model, hooked_only, tokens, other_tokens, grid, name
-):
-    """Also where nobody sees how it begins, and after a run that broke off."""
-    model, one = make_model(), INTERVENTIONS[name](tokens, other_tokens, grid)
-    expected = run(model, tokens.flip(0), one)
-    with intervene(model, one):
-        model(tokens)
-        with pytest.raises(ZeroDivisionError):
-            model.run_with_hooks(tokens, fwd_hooks=[("blocks.1.hook_resid_pre", lambda x, hook: 1 / 0)])
-        assert bool((model.run_with_hooks(tokens.flip(0)) == expected).all())
-        assert bool((model(tokens.flip(0)) == expected).all())
-
-
-def test_a_function_is_called_in_the_pass_itself_only(make_model, hooked_only, tokens, other_tokens):
-    """`edit` by contrast is an edit of every run inside the block."""
-    model, batches = make_model(), []
-    calling(model, other_tokens[:3], ["last"])
-    run(model, tokens, edit("z.0", lambda z: batches.append(len(z)) or z))
-    assert batches == [8, 3]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import ablate, cache, run, sweep
+from circuits import ablate, cache, run
 from circuits.interventions.fitted import fourier_values
 
 
@@ -117,23 +117,6 @@ def test_the_waves_are_orthonormal_on_the_grid(period, coordinates):
             assert bool(there.all())
         torch.testing.assert_close(gram, torch.diag(there.double()), rtol=0, atol=1e-12)
         assert float(functions.mean(0).abs().max()) < 1e-12
-
-
-def test_chunks_subsets_and_order_do_not_matter(small):
-    model, grid = small(5), complete(5)
-    given = ablate.frequencies("mlp_post", [1], [0, 1], 5, grid=grid)
-    whole = run(model, grid, given)
-    order = torch.randperm(25, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(run(model, grid[order][:7], given), whole[order][:7], rtol=1e-12, atol=1e-12)
-    shuffled = ablate.frequencies("mlp_post", [1], [0, 1], 5, grid=grid[order])
-    torch.testing.assert_close(run(model, grid, shuffled), whole, rtol=1e-12, atol=1e-12)
-    one, many = (
-        sweep(model, grid, {"key 1": given}, metric=lambda output: output[:, -1, 0], batch_size=size).frame
-        for size in (None, 4)
-    )
-    np.testing.assert_allclose(many["value"], one["value"], rtol=1e-12)
-    np.testing.assert_allclose(one["value"][0], whole[:, -1, 0].mean(), rtol=1e-12)
-    assert abs(one["effect"][0]) > 1e-4
 
 
 def test_masked_scores_stay_masked(small):

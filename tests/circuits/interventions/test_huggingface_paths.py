@@ -95,7 +95,7 @@ def path_of(model, sender, receiver):
     site, layer, head = receiver
     if head is None:
         return patch.path(sent, f"{site}.{layer}", source=SOURCE)
-    grouped = site != "q" and HookedModel.of(model).heads_at["k"] != model.cfg.n_heads
+    grouped = site != "q" and HookedModel.of(model).key_value_heads != model.cfg.n_heads
     return patch.path(sent, (site, f"{layer}.k{head}" if grouped else f"{layer}.{head}"), source=SOURCE)
 
 

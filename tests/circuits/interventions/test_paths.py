@@ -188,13 +188,6 @@ def single_edges(model, source):
     return [patch.path(*edge.split(" -> "), source) for edge in circuit.full(model)]
 
 
-def test_all_single_edges_cut_at_once_give_the_source_run(featured, tokens, other_tokens, assert_same):
-    if featured.cfg.n_layers > 3:
-        pytest.skip("thousands of edges")
-    source, paths = run(featured, other_tokens), single_edges(featured, other_tokens)
-    assert_same(run(featured, tokens, *paths), source, run(featured, tokens))
-
-
 def test_all_single_edges_from_noise_are_the_noise_in_the_stream(featured, tokens, other_tokens, assert_same):
     """No run has these values, so every sender's change counts; and what a norm after some heads makes of all of
     their changes is not the sum of what it makes of each.
@@ -284,19 +277,6 @@ def test_a_path_is_of_the_run_with_all_other_edits(
             assert_same(deep(tokens), expected, clean)
         found = sweep(deep, tokens, {"all": edits}, lambda output: output[:, -1, 0], draws=1, flips=1)
         assert found.frame["value"][0] == pytest.approx(float(expected[:, -1, 0].mean()), rel=1e-9)
-
-
-def test_no_pass_but_the_run_itself(deep, tokens, other_tokens):
-    """One pass over the source; then each run is one."""
-    passes, surface = [], HookedModel.of(deep)
-    handle = surface.on_run(lambda args, kwargs: passes.append(len(args[0])))
-    with intervene(
-        deep, patch.path("0.1", "2.2", other_tokens[:1]), patch.path("0.2", "1.2", other_tokens[:1])
-    ):
-        deep(tokens)
-        deep(tokens[:5])
-    handle.remove()
-    assert passes == [1, 8, 5]
 
 
 def test_gradients_are_those_of_the_run_that_a_path_changes(deep, tokens, other_tokens):

@@ -71,33 +71,6 @@ def test_what_a_later_start_leaves_out_is_not_edited(bridge, tokens):
         torch.testing.assert_close(bridge(middle, start_at_layer=1), bridge(tokens))
 
 
-def test_the_models_own_cache_shows_the_edited_pattern(bridge, tokens):
-    with intervene(bridge, ablate.uniform("0.1")):
-        _, theirs = bridge.run_with_cache(tokens)
-        ours = cache(bridge, tokens, ["pattern.0"])["pattern.0"]
-    pattern = theirs["blocks.0.attn.hook_pattern"]
-    seen = torch.ones(6, 6, dtype=torch.float64).tril()
-    torch.testing.assert_close(pattern[:, 1], (seen / seen.sum(-1, keepdim=True)).expand(8, -1, -1))
-    assert torch.equal(ours, pattern)
-
-
-def test_keys_are_those_that_the_attention_itself_sees(bridge, tokens):
-    """Also under a mask of its own, that no argument tells of."""
-    attention = bridge.blocks[0].attn._original_component
-
-    class NativeAttention(type(attention)):
-        def forward(self, hidden_states, attention_mask=None, **rest):
-            mask = torch.ones(hidden_states.shape[:2], dtype=torch.long)
-            mask[:, 2] = 0
-            return super().forward(hidden_states, attention_mask=mask, **rest)
-
-    attention.__class__ = NativeAttention
-    _, seen = run(bridge, tokens, ablate.uniform("0.1"), cache=["pattern.0", "scores.0"])
-    may_see = ~seen["scores.0"][:, 1].isneginf()
-    assert not may_see[:, :, 2].any()
-    assert torch.equal(seen["pattern.0"][:, 1], may_see / may_see.sum(-1, keepdim=True).double())
-
-
 def test_gradients_flow_through_scores_also_where_a_query_sees_nothing(bridge, tokens):
     keep = torch.ones(8, 6, dtype=torch.long)
     keep[0, :2] = 0

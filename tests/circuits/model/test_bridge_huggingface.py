@@ -11,8 +11,6 @@ from circuits import (
     edit,
     lens,
     patch,
-    patterns,
-    prompts,
     run,
     sweep,
 )
@@ -71,55 +69,6 @@ def uniform(x):
 @pytest.fixture(params=MAIN)
 def model(request, hf_model):
     return hf_model(request.param)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize(
-    ("name", "attention"),
-    [*((name, "eager") for name in DELEGATED), ("opt", "sdpa"), ("bert", "sdpa")],  # GPT-J has one
-)
-def test_attention_that_the_wrapped_module_computes(hf_model, name, attention, side):
-    """Patterns and scores of a padded batch are those of each prompt alone, by hand; written to and read."""
-    model = hf_model(name, fresh=True)
-    model.original_model.set_attn_implementation(attention)
-    rows = [TOKENS[0].tolist(), TOKENS[1, :3].tolist()]
-    base = prompts(model, rows, side=side)
-    edits = [
-        ablate.uniform("0.1"),
-        ablate.uniform("1.2", keys=[0, 1], positions=[-1]),
-        edit("scores", lambda x: 0.5 * x, heads="1.0"),
-        ablate.zero("0.2"),
-    ]
-
-    def two_keys(x):
-        x = x.clone()
-        x[:, 2, -1] = 0.0
-        x[:, 2, -1, :2] = 0.5
-        return x
-
-    functions = {
-        ("pattern", 0): heads_put(uniform, 1, axis=1),
-        ("pattern", 1): two_keys,
-        ("scores", 1): heads_put(lambda x: 0.5 * x, 0, axis=1),
-        ("z", 0): heads_put(torch.zeros_like, 2),
-    }
-    found, seen = run(model, base, *edits, cache=["pattern"])
-    for row, ids in enumerate(rows):
-        real = base.real[row]
-        expected, values = by_hand(model, functions, torch.tensor([ids]))
-        torch.testing.assert_close(found[row][real], expected[0], rtol=1e-5, atol=1e-5)
-        for layer in (0, 1):
-            own = seen[f"pattern.{layer}"][row][:, real][:, :, real]
-            torch.testing.assert_close(own, values["pattern", layer][0], rtol=1e-5, atol=1e-5)
-    shown = torch.as_tensor(patterns.attention(model, TOKENS).mean)
-    torch.testing.assert_close(
-        shown[1].double(), by_hand(model)[1]["pattern", 1].mean(0), rtol=1e-5, atol=1e-5
-    )
-    estimated = patch.attribution(model, TOKENS, OTHER, metric=metric, site="pattern").frame
-    assert estimated["effect"].abs().min() > 0
-    # Nothing stays behind.
-    assert model.original_model.config._attn_implementation == attention
-    assert torch.equal(run(model, TOKENS), model(TOKENS))
 
 
 def shows_nothing(module, query, *given, **options):

@@ -97,23 +97,6 @@ def test_loops_with_a_cache_each_may_take_turns(make_model, hooked_only, tokens)
             assert all(map(torch.equal, turn, own))
 
 
-def test_a_hook_that_runs_the_model_is_no_part_of_the_generation(rotary, prompt):
-    running = []
-
-    def look(module, args, out):
-        if not running:
-            running.append(True)
-            rotary(prompt[:, :2])
-            running.clear()
-
-    handle = rotary.ln_final.register_forward_hook(look)
-    try:
-        with pytest.raises(CircuitsError, match="this run generates nothing"):
-            generated(rotary, prompt, push("new"))
-    finally:
-        handle.remove()
-
-
 def test_a_stream_of_tokens(rotary, by_hand, prompt, other_tokens):
     if not hasattr(type(rotary), "generate_stream"):
         pytest.skip("this transformer-lens has no generate_stream")

@@ -70,12 +70,6 @@ def test_what_is_not_a_spec_is_repeated_in_one_line(model, spec):
     assert "\n" not in str(caught.value)
 
 
-def test_two_plain_numbers_in_a_list_are_ambiguous(causal):
-    with pytest.raises(CircuitsError, match=r"heads \[0, 3\]: cannot read 0 as a head"):
-        heads([0, 3], causal)
-    assert heads((0, 3), causal) == heads([(0, 3)], causal) == heads([[0, 3]], causal) == (Head(0, 3),)
-
-
 def test_heads_in_a_tensor_or_an_array(model):
     pairs = torch.tensor([[0, 1], [0, 3], [0, 1]])
     for given in (pairs, pairs.numpy(), pairs.int(), pairs.tolist()):

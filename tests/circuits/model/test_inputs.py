@@ -11,7 +11,6 @@ from circuits import (
     intervene,
     patch,
     patterns,
-    permute,
     probe,
     prompts,
     run,
@@ -117,17 +116,6 @@ def test_positions_without_padding_are_averaged(padded):
     for positions in ([-1], [0, 4]):
         with pytest.raises(CircuitsError, match="3 of 8 examples have padding"):
             sweep(model, ragged, ZERO, positions=positions, **FEW)
-
-
-def test_positions_of_a_model_that_hides_padding_itself_are_not_permuted(hooked_only, padded):
-    """Before the text: the rows of the table are counted from the first token."""
-    model, plain, _ = padded
-    left = plain[:1].clone()
-    left[:, :2] = PAD
-    run(model, left, permute.positions([1, 0]))
-    model.tokenizer.padding_side = "left"
-    with pytest.raises(CircuitsError, match="with padding the model reads other rows"):
-        run(model, left, permute.positions([1, 0]))
 
 
 @pytest.mark.parametrize("begins", [True, False])

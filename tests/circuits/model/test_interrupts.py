@@ -61,19 +61,6 @@ def test_a_handler_that_raises_nothing_is_called_once_and_the_block_goes_on(log)
     assert log == ["on", "handled", "body", "off"]
 
 
-def test_a_handler_set_inside_a_block_stays(log):
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with block(log):
-            ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        signal.signal(signal.SIGINT, ours)
-        with pytest.raises(KeyboardInterrupt):
-            press()
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_other_threads_and_ended_blocks_leave_the_handler_alone(make_model, tokens):
     model, before = make_model(0), signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=lambda: run(model, tokens, ablate.zero("0.1")))

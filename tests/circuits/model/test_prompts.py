@@ -28,7 +28,6 @@ from circuits import (
     unchecked,
 )
 from circuits.interventions.replacements import derangement
-from circuits.probe._inputs import parse_targets
 
 HOOKED, BRIDGE = "HookedTransformer", "TransformerBridge"
 
@@ -344,33 +343,6 @@ def test_probe(model, side):
     torch.testing.assert_close(
         last.weights["mlp_post.0", "target"].weight[:, 0], weight, rtol=1e-7, atol=1e-9
     )
-
-
-def test_shuffled_targets_are_none_of_padding(model, side):
-    """In every example the control has the target of another one at the same of its own positions."""
-    lengths = (5, 3, 7, 4, 6, 5, 4, 7, 3, 6, 7, 6)
-    rows = drawn(lengths)
-    made = prompts(model, rows, side)
-    one = torch.zeros(made.shape, dtype=torch.long)
-    one[made.real] = 1
-    found = probe.linear(model, made, one, "mlp_post.0", kind="classification", intercept=True, draws=2).frame
-    assert found["value"].tolist() == found["shuffled"].tolist() == [1.0]
-    own = torch.full(made.shape, 1e6, dtype=torch.float64)
-    own[made.real] = torch.cat(
-        [torch.arange(length) + 100.0 * i for i, length in enumerate(lengths)]
-    ).double()
-    (target,) = parse_targets(own, "regression", made)
-    groups = [torch.tensor([0, 2, 4, 6, 8, 10]), torch.tensor([1, 3, 5, 7, 9, 11])]
-    shuffled = target.shuffled(groups, seed=3)
-    everything = torch.arange(len(rows)), torch.ones(made.shape, dtype=torch.bool)
-    before, after = (each.take(*everything).reshape(made.shape) for each in (target, shuffled))
-    for group in groups:
-        for position in range(7):
-            there = [i for i in group.tolist() if lengths[i] > position]
-            assert sorted(after[there, position].tolist()) == before[there, position].tolist()
-            assert len(there) < 2 or not (after[there, position] == before[there, position]).any()
-    # The shortest prompts get those of one example.
-    assert [len(set((after[i, :3] // 100).tolist())) for i in (1, 8)] == [1, 1]
 
 
 def test_sources_of_another_length_by_aligned_positions(model, side):

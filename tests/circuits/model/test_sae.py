@@ -16,7 +16,7 @@ from circuits import (
     splice,
 )
 
-D_MODEL, D_MLP, FEATURES = 16, 24, 12
+D_MODEL, FEATURES = 16, 12
 CAUSAL = {"n_layers": 2, "attention_dir": "causal", "normalization_type": "LN"}
 
 

@@ -144,14 +144,3 @@ def test_json_is_a_list_of_records_with_all_digits_and_null_for_what_is_missing(
     assert records[0]["position"] is None
     assert records[0]["value"] == 2.1086419725e-14
     assert records[0]["layer"] == 0
-
-
-def test_plot_shows_every_variant_with_its_interval(result):
-    figure = result.plot(kind="points")
-    assert [list(trace.x) for trace in figure.data] == [[f"{x}.{y}" for x in range(2) for y in range(4)]] * 3
-    kl = result.frame[result.frame["metric"] == "kl"]
-    trace = result.plot("kl", kind="points").data[0]
-    assert list(trace.y) == list(kl["value"])
-    assert list(trace.error_y.array) == list(kl["value_ci_high"] - kl["value"])
-    with pytest.raises(CircuitsError, match="no metric 'loss'"):
-        result.plot("loss")
