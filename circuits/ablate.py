@@ -34,7 +34,7 @@ from circuits.interventions.fitted import DIRECTIONS, RemoveFitted, class_functi
 from circuits.interventions.replacements import Mean, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
 from circuits.model.inputs import parse_given
-from circuits.model.prompts import Prompts, Texts
+from circuits.model.prompts import Texts
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot, parse_numbers
 from circuits.validate import (
@@ -105,16 +105,6 @@ def mean_pattern(heads: Any, reference: Inputs, of: str = "unedited", *, positio
     query_positions = parse_query_positions(positions, caller)
     if parse_choice(of, ("unedited", "edited"), caller, "of") == "unedited":
         return Edit(caller, places, Mean(tokens), query_positions)
-    if (
-        isinstance(query_positions, Snapshot)
-        and query_positions.tensor.ndim == 2
-        and isinstance(tokens, Prompts)
-        and query_positions.shape != tokens.shape[:2]
-    ):
-        raise CircuitsError(
-            f'{caller}: of="edited" edits the reference, {list(tokens.shape)}, as well, which the mask of positions, '
-            f"{list(query_positions.shape)}, does not fit"
-        )
     replacement = EditedMean(tokens, name=caller, places=places, positions=query_positions)
     return Edit(caller, places, replacement, query_positions)
 
@@ -362,8 +352,7 @@ def classes(
 
 def _ablated(caller: str, what: Any, replacement: Replacement, positions: Any) -> Edit:
     """Returns an edit of heads, a site or a layer."""
-    places, optional = parse_what(what, caller)
-    return Edit(caller, places, replacement, parse_query_positions(positions, caller), optional)
+    return Edit(caller, parse_what(what, caller), replacement, parse_query_positions(positions, caller))
 
 
 def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) -> Replacement:
@@ -396,7 +385,7 @@ def each(
         ablate.each(ablate.mean, ["mlp_out.0", "mlp_out.1"], reference=tokens, over="batch,pos")
 
     Other arguments go to `make`. Items are heads, sites or layer numbers; a name is "0.1" for a head, "layer 2" for a
-    number (the number alone where what is made of it is in another layer, as of neurons), else the item.
+    number whose edit is of sites of that layer, else the item.
     `circuits.grid` does the same over several arguments at once, by their names.
     """
     listed = grids.items_or_none(items)
@@ -404,25 +393,20 @@ def each(
         raise CircuitsError(
             f"ablate.each: give a list of items, not {items!r}; heads(spec, model) makes one of heads"
         )
-    made = []
-    for item in listed:
-        label, value = grids.named("layer" if is_whole(item) else "", item)
-        made.append((item, label, made_by(make, "ablate.each", (value,), arguments.items())))
-    of_layers = all(_layers(one) <= {int(item)} for item, _, one in made if is_whole(item))
+    given = list(listed)
+    values = [grids.named("layer", item)[1] for item in given]
+    made = [made_by(make, "ablate.each", (value,), arguments.items()) for value in values]
+    of_layers = all(
+        {place.site.layer for place in getattr(one, "places", ())} == {item}
+        for item, one in zip(given, made, strict=True)
+        if is_whole(item)
+    )
     interventions: dict[str, Intervention] = {}
-    for item, label, one in made:
-        label = label if of_layers or not is_whole(item) else str(item)
+    for item, one in zip(given, made, strict=True):
+        label, _ = grids.named("layer" if of_layers and is_whole(item) else "", item)
         if label in interventions:
             raise CircuitsError(f"ablate.each: two items are called {label!r}; they must be different")
         interventions[label] = one
     if not interventions:
         raise CircuitsError("ablate.each: nothing to go over")
     return interventions
-
-
-def _layers(made: Intervention) -> set[int]:
-    """Returns the layers that an edit names, by its sites and heads; none of what is no edit."""
-    if not isinstance(made, Edit):
-        return set()
-    sites = {place.site.layer for place in made.places if place.site.layer is not None}
-    return sites | {head.layer for place in made.places if place.heads for head in place.heads.heads or ()}

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, HookContext, Replacement
+from circuits.interventions.base import HookContext, Replacement
 from circuits.interventions.edits import Edit, Place
 from circuits.interventions.forward_pass import extra_argument
 from circuits.interventions.grids import Draws
 from circuits.interventions.grids import draws as draw_variants
-from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site
 from circuits.tensors import as_dense_tensor
 from circuits.validate import is_whole, parse_indices, parse_seed
@@ -59,20 +58,7 @@ class Permuted(Replacement):
         return {"value": "permuted", **given}
 
 
-@dataclass(frozen=True)
-class PermutedPositions(Edit):
-    """An edit of position embeddings; refuses models without a table of them."""
-
-    def plan(self, surface: HookedModel) -> tuple[ActivationEdit, ...]:
-        if self.places[0].site.hook() not in surface.hooks:
-            raise CircuitsError(
-                f"{CALLER}: this model has no table of position embeddings (rotary or none), so there are no rows "
-                "to permute"
-            )
-        return super().plan(surface)
-
-
-def positions(permutation_or_seed: Any) -> PermutedPositions:
+def positions(permutation_or_seed: Any) -> Edit:
     """Permutes position embeddings: position i reads row perm[i] of the table; the input is unchanged.
 
     Args:
@@ -102,7 +88,7 @@ def draws(count: int, seed: int = 0) -> Draws:
     return draw_variants(positions, count, seed)
 
 
-def slices(shape: Any, axis: int, seed: int = 0) -> PermutedPositions:
+def slices(shape: Any, axis: int, seed: int = 0) -> Edit:
     """Permutes whole slices of a grid of positions: for a matrix its rows (axis 0) or its columns (axis 1).
 
     Args:
@@ -118,7 +104,7 @@ def slices(shape: Any, axis: int, seed: int = 0) -> PermutedPositions:
     return _edit(Permuted(None, tuple(np.take(grid_positions, order, axis).flatten().tolist())))
 
 
-def within(shape: Any, axis: int, seed: int = 0, at: Any = None) -> PermutedPositions:
+def within(shape: Any, axis: int, seed: int = 0, at: Any = None) -> Edit:
     """Permutes positions within each slice of a grid: for a matrix within each row (axis 0) or column (axis 1).
 
     Args:
@@ -159,5 +145,5 @@ def random_order(length: int, seed: int) -> tuple[int, ...]:
     return tuple(torch.randperm(length, generator=generator).tolist())
 
 
-def _edit(replacement: Permuted) -> PermutedPositions:
-    return PermutedPositions(CALLER, (Place(Site("pos_embed")),), replacement)
+def _edit(replacement: Permuted) -> Edit:
+    return Edit(CALLER, (Place(Site("pos_embed")),), replacement)

@@ -152,19 +152,7 @@ def made_by(
     named = dict(pairs := tuple(arguments))
     if len(named) < len(pairs):
         raise CircuitsError(f"{caller}: an axis is given as an argument, too")
-    check_call(make, caller, *items, **named)
     return make(*items, **named)
-
-
-def check_call(function: Any, caller: str, /, *items: Any, **named: Any) -> None:
-    """Refuses a function that does not take such arguments; one without a signature is accepted."""
-    try:
-        inspect.signature(function).bind(*items, **named)
-    except ValueError:
-        pass
-    except TypeError as error:
-        called = getattr(function, "__name__", repr(function))
-        raise CircuitsError(f"{caller}: {called} cannot be called as it is here: {error}") from error
 
 
 def parse_seed(seed: Any, caller: str) -> int:

@@ -20,8 +20,7 @@ from circuits.interventions.base import (
     Reference,
     Replacement,
 )
-from circuits.interventions.replacements import FromTensors, FromTokens, Mean, Zero
-from circuits.interventions.sources import HOW
+from circuits.interventions.replacements import HOW, FromTensors, FromTokens, Mean, Zero
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import is_encoding, parse_given
 from circuits.model.prompts import broadcast_mask

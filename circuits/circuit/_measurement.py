@@ -19,8 +19,7 @@ from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import run
 from circuits.interventions.base import MeanOver, Replacement
-from circuits.interventions.replacements import Zero
-from circuits.interventions.sources import align_mean, parse_source
+from circuits.interventions.replacements import Zero, align_mean, parse_source
 from circuits.model.edit_state import inside_block
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts

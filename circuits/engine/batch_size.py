@@ -48,26 +48,16 @@ def batch_size(
                 f"{caller}: batch_size={given!r}; give the number of rows in a forward, at least 1"
             )
         return int(given)
-    outputs = _OUTPUTS * output_size(surface) * (length if read is None else read) // length
-    token = layers * _layer(surface, length) + outputs + kept
-    scale = 1 if surface.device.type == "cpu" else _ON_DEVICE
-    return max(1, scale * min(TOKENS, NUMBERS // max(1, token)) // length)
-
-
-def _layer(surface: HookedModel, length: int) -> int:
-    """Returns about how many numbers a layer holds for each token, with their gradients where these are taken."""
     cfg: Any = surface.model.cfg
+    sizes = (getattr(cfg, name, 0) for name in ("d_vocab_out", "d_vocab"))
+    width = next((int(size) for size in sizes if size and size > 0), 1)
+    outputs = _OUTPUTS * width * (length if read is None else read) // length
+    # What a layer holds for each token, with the gradients where these are taken.
     stream, heads = surface.sizes["d_model"] or 1, surface.n_heads * (surface.sizes["d_head"] or 1)
     mlp = (surface.sizes["d_mlp"] or 4 * stream) * (6 if getattr(cfg, "gated_mlp", False) else 4)
-    return 12 * stream + 12 * heads + mlp + 5 * surface.n_heads * length
-
-
-def output_size(surface: HookedModel) -> int:
-    """Returns how many numbers the output of a token has."""
-    cfg: Any = surface.model.cfg
-    return next(
-        (int(size) for name in ("d_vocab_out", "d_vocab") if (size := getattr(cfg, name, 0)) and size > 0), 1
-    )
+    layer = 12 * stream + 12 * heads + mlp + 5 * surface.n_heads * length
+    scale = 1 if surface.device.type == "cpu" else _ON_DEVICE
+    return max(1, scale * min(TOKENS, NUMBERS // max(1, layers * layer + outputs + kept)) // length)
 
 
 def within_memory(size: int, run: Callable[[int], Result]) -> Result:

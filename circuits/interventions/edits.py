@@ -23,7 +23,7 @@ from circuits.tensors import (
     parse_positions,
     parse_span,
 )
-from circuits.validate import answers_former_names, check_call, parse_indices
+from circuits.validate import answers_former_names, parse_indices
 
 
 @dataclass(frozen=True)
@@ -85,30 +85,17 @@ class Edit(Intervention):
     places: tuple[Place, ...]
     replacement: Replacement
     positions: Positions | Span | Snapshot | None = None
-    # If true, places that a model lacks are passed over (a layer's MLP, in an attention-only model), unless none is
-    # left.
-    optional_places: bool = False
 
     def plan(self, surface: HookedModel) -> tuple[ActivationEdit, ...]:
         """Returns a write for each hook of the edit's places; refuses those that the model lacks and must have."""
-        writes: list[ActivationEdit] = []
-        refusal: CircuitsError | None = None
         with prefixed(self.label):
             replacement = self.replacement.on(surface)
-        for place in self.places:
-            kind = place.site.kind
-            try:
-                hooks = place.on(surface)
-            except CircuitsError as error:
-                if not self.optional_places:
-                    raise CircuitsError(f"{self.name}: {error}") from error
-                refusal = refusal or error
-                continue
-            writes += [
+        with prefixed(self.name):
+            writes = tuple(
                 ActivationEdit(
                     self.label,
                     hook,
-                    kind,
+                    kind := place.site.kind,
                     layer,
                     replacement,
                     heads,
@@ -116,12 +103,11 @@ class Edit(Intervention):
                     place.neurons,
                     self.positions,
                 )
-                for layer, hook, heads in hooks
-            ]
-        if not writes:
-            raise CircuitsError(f"{self.name}: {refusal}")
+                for place in self.places
+                for layer, hook, heads in place.on(surface)
+            )
         replacement.check(surface, self.label)
-        return tuple(writes)
+        return writes
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -162,21 +148,18 @@ class EditedMean(Mean):
         return {**super().describe(), "of": "edited"}
 
 
-def parse_what(what: Any, caller: str) -> tuple[tuple[Place, ...], bool]:
-    """Reads heads (edited at z), a site, or a layer number; second, whether a place the model lacks is passed over.
-
-    A layer stands for its heads at z and its neurons at mlp_post, so that both output biases stay.
+def parse_what(what: Any, caller: str) -> tuple[Place, ...]:
+    """Reads heads (edited at z), a site, or a layer number, which stands for its heads at z and its neurons at
+    mlp_post, so that both output biases stay.
     """
     with prefixed(caller):
         if isinstance(what, bool):
             raise CircuitsError(f"expected heads, a site or a layer, got {what!r}")
-        if isinstance(what, Site):
-            return (Place(what),), False
         if isinstance(what, int | np.integer):
-            return (Place(Site("z", int(what))), Place(Site("mlp_post", int(what)))), True
-        if isinstance(what, str) and not looks_like_heads(what):
-            return (Place(Site.parse(what)),), False
-        return (Place(Site("z"), parse_heads(what)),), False
+            return Place(Site("z", int(what))), Place(Site("mlp_post", int(what)))
+        if isinstance(what, Site) or (isinstance(what, str) and not looks_like_heads(what)):
+            return (Place(Site.parse(what)),)
+        return (Place(Site("z"), parse_heads(what)),)
 
 
 def parse_places(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
@@ -254,6 +237,5 @@ def edit(
     """
     if not callable(fn):
         raise CircuitsError(f"edit: fn must be a function of the activation, got {fn!r}")
-    check_call(fn, "edit: fn is given the activation alone", None)
     place = parse_place(site, heads, "edit", neurons, features)
     return Edit("edit", (place,), Computed(fn), parse_query_positions(positions, "edit"))

@@ -47,7 +47,8 @@ class Functions:
         return {_key(row): number for number, row in enumerate(self.examples.tensor.tolist())}
 
     @cached_property
-    def _inverse(self) -> Tensor:
+    def inverse(self) -> Tensor:
+        """What takes the means of function × activation to least squares' coefficients."""
         values = self.values.tensor
         return torch.linalg.pinv(values.T @ values / len(values), hermitian=True, rtol=SINGULAR)
 
@@ -61,10 +62,6 @@ class Functions:
                 f"{list(self.examples.shape)}"
             )
         return self.values.tensor[rows]
-
-    def coefficients(self, means: Tensor) -> Tensor:
-        """Returns least squares' coefficients [function feature] from the means of function × activation."""
-        return self._inverse @ means
 
 
 def _key(row: Any) -> Any:
@@ -86,7 +83,7 @@ class Fit(Reduction):
 
     def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         means = total.flatten(1) / len(prompts)
-        coefficients = self.functions.coefficients(means[1:].cpu()).to(total.device)
+        coefficients = (self.functions.inverse @ means[1:].cpu()).to(total.device)
         return torch.cat([means[:1], coefficients]).reshape(-1, *total.shape[1:])
 
 

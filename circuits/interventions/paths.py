@@ -42,10 +42,10 @@ class Path(Intervention):
             # Equal orders are refused too: z is computed from q, k and v, and mlp_post from mlp_pre.
             if order_of(name, layer, table) <= last:
                 parallel = surface.parallel and order_of(name, layer, RECEIVERS) > last
-                reason = "it is computed before the sender is"
+                beside = "this model runs attention and MLP of a layer in parallel"
                 raise CircuitsError(
                     f"{self.label}: no path to {name}.{layer}: "
-                    f"{'this model runs attention and MLP of a layer in parallel' if parallel else reason}"
+                    f"{beside if parallel else 'it is computed before the sender is'}"
                 )
         return tuple(
             EdgePatch(
@@ -151,9 +151,9 @@ def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
         raise CircuitsError(
             f"{edges[0].label}: the paths of one run have one through=, here there are {' and '.join(map(repr, ways))}"
         )
-    # Edges by (part of a sender, receiving hook), with their heads; and by part, the edges whose receiver is a stream.
-    known: dict[tuple[object, ...], list[tuple[EdgePatch, frozenset[int | None]]]] = {}
-    streams: dict[object, list[EdgePatch]] = {}
+    # By part of a sender and receiving hook, the edges there with their heads; by part, those into a stream.
+    known: dict[tuple[object, ...], list[tuple[EdgePatch, set[int | None]]]] = {}
+    streams: dict[object, list[tuple[EdgePatch, int]]] = {}
     for edge in edges:
         if edge.sender.kind.name == "pos_embed" and "pos_embed" not in surface.embeddings:
             raise CircuitsError(
@@ -161,23 +161,20 @@ def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
                 'and keys read; edit it with edit("pos_embed", ...)'
             )
         order = order_of(edge.receiver.kind.name, edge.receiver.layer, receivers)
-        heads = frozenset(receiving_heads(edge.receiver, surface))
+        heads = set(receiving_heads(edge.receiver, surface))
         for part in _parts(edge.sender, surface):
-            places = known.setdefault((part, edge.receiver.hook), [])
-            others = [other for other, there in places if not heads.isdisjoint(there)]
+            there = known.setdefault((part, edge.receiver.hook), [])
+            others = [other for other, theirs in there if heads & theirs]
             # All later receivers read a stream that receives, so the sender reaches them through it.
-            others += [
-                other
-                for other in streams.get(part, ())
-                if order_of("resid_post", other.receiver.layer, receivers) < order
-            ]
-            if twice := [other for other in others if not _disjoint(edge, other)]:
-                raise CircuitsError(
-                    f"{edge.label}: an edge is patched twice, by {twice[0].label} too; give each edge one source"
-                )
-            places.append((edge, heads))
+            others += [other for other, before in streams.get(part, ()) if before < order]
+            for other in others:
+                if not _disjoint(edge, other):
+                    raise CircuitsError(
+                        f"{edge.label}: an edge is patched twice, by {other.label} too; give each edge one source"
+                    )
+            there.append((edge, heads))
             if edge.receiver.kind.name == "resid_post":
-                streams.setdefault(part, []).append(edge)
+                streams.setdefault(part, []).append((edge, order))
 
 
 def _parts(sender: ActivationEdit, surface: HookedModel) -> list[tuple[str, int | None, int | None]]:

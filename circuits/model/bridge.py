@@ -66,23 +66,38 @@ class Bridge(ABC):
         return None
 
     def on_forward(self, hook: str, function: Function) -> Handle:
-        module = self._hooks[hook]
+        module, given = self._hooks[hook], self._adapted(hook, function)
         site, layer = self._sites.get(hook, (hook, None))
-        given = self._when_used(layer, function)
         if layer is None:
             return on_hook_point(module, given)
-        if site in _BY_HEAD:
-            return on_hook_point(module, _by_head(given, self._d_head(layer)))
         if site == "resid_mid" and self.on_branch(site):
             return _on_stream(module, given, layer)
         return self._at_softmax(site, layer, given) or on_hook_point(module, given)
 
     def before(self, hook: str, function: Function) -> Handle:
+        return before_module(self._hooks[hook], self._adapted(hook, function))
+
+    def _adapted(self, hook: str, function: Function) -> Function:
+        """Gives a function the activation in the shape of its site, and of runs that use its layer alone."""
+        _, layer = self._sites.get(hook, (hook, None))
+
+        def apply(x: Tensor) -> Tensor | None:
+            new = function(self._shown(hook, x)) if self._uses(layer) else None
+            return None if new is None else new.reshape(x.shape)
+
+        return apply
+
+    def _shown(self, hook: str, x: Tensor) -> Tensor:
+        """Returns what a hook point has, in the shape of its site."""
         site, layer = self._sites.get(hook, (hook, None))
-        given = self._when_used(layer, function)
-        if layer is not None and site in _BY_HEAD:
-            given = _by_head(given, self._d_head(layer))
-        return before_module(self._hooks[hook], given)
+        # With `use_split_qkv_input` the heads are apart already.
+        by_head = layer is not None and site in _BY_HEAD and x.ndim == 3
+        return x.unflatten(-1, (-1, self._d_head(layer or 0))) if by_head else x
+
+    def _flat(self, hook: str, x: Tensor) -> Tensor:
+        """Returns an activation in the shape that its hook point has."""
+        site, layer = self._sites.get(hook, (hook, None))
+        return x.flatten(-2) if layer is not None and site in _BY_HEAD else x
 
     def through(self, hook: str, activation: Tensor) -> Tensor:
         site, layer = self._sites.get(hook, (hook, None))
@@ -91,11 +106,9 @@ class Bridge(ABC):
             _check_stream(output, copy, layer)
             written = output.is_inference() or output._version > 0
             return output if written or not torch.equal(output, activation) else activation
-        if layer is None or site not in _BY_HEAD:
-            return passed(self._hooks[hook], activation)
-        flat = activation.flatten(-2)
+        flat = self._flat(hook, activation)
         output = passed(self._hooks[hook], flat)
-        return activation if output is flat else output.unflatten(-1, activation.shape[-2:])
+        return activation if output is flat else output.reshape(activation.shape)
 
     def on_branch(self, site: str) -> bool:
         """Tells whether a hook point of the residual stream feeds only the MLP."""
@@ -111,9 +124,6 @@ class Bridge(ABC):
             ),
             self._wrapped.register_forward_hook(lambda module, inputs, output: end(), always_call=True),
         )
-
-    def _when_used(self, layer: int | None, function: Function) -> Function:
-        return lambda activation: function(activation) if self._uses(layer) else None
 
     def _uses(self, layer: int | None) -> bool:
         """Tells whether the run uses a layer. With `start_at_layer=` (4.x) the bridge computes what comes before that
@@ -153,10 +163,6 @@ class HuggingFaceBridge(Bridge):
     def __init__(
         self, model: nn.Module, hooks: dict[str, nn.Module], wrapped: nn.Module, family: Family
     ) -> None:
-        """
-        Args:
-            hooks: the hook points by name; those of sites that are not supported are removed from it.
-        """
         super().__init__(model, hooks, wrapped)
         self._model = model
         self._cfg: Any = model.cfg
@@ -193,17 +199,17 @@ class HuggingFaceBridge(Bridge):
         return site == "resid_mid" and site not in self.family.places
 
     def on_forward(self, hook: str, function: Function) -> Handle:
-        return self._by_example(hook, function, super().on_forward)
+        return self._counting(hook, super().on_forward(hook, function))
 
     def before(self, hook: str, function: Function) -> Handle:
-        return self._by_example(hook, function, super().before)
+        return self._counting(hook, super().before(hook, function))
 
-    def through(self, hook: str, activation: Tensor) -> Tensor:
-        if self._flat_at(hook) is None:
-            return super().through(hook, activation)
-        flat = activation.flatten(0, 1)
-        output = super().through(hook, flat)
-        return activation if output is flat else output.unflatten(0, activation.shape[:2])
+    def _shown(self, hook: str, x: Tensor) -> Tensor:
+        layer = self._flat_at(hook)
+        return super()._shown(hook, x) if layer is None else x.unflatten(0, (-1, self._lengths[layer]))
+
+    def _flat(self, hook: str, x: Tensor) -> Tensor:
+        return super()._flat(hook, x) if self._flat_at(hook) is None else x.flatten(0, 1)
 
     @model_block
     def without_empty_queries(self) -> Iterator[None]:
@@ -268,32 +274,20 @@ class HuggingFaceBridge(Bridge):
         site, layer = self._sites.get(hook, (hook, None))
         return layer if self.family.flat_mlp and site in _IN_MLP else None
 
-    def _by_example(
-        self, hook: str, function: Function, register: Callable[[str, Function], Handle]
-    ) -> Handle:
-        """Registers a function, which gets batch and positions apart where the hook point has them on one axis."""
-        layer = self._flat_at(hook)
+    def _counting(self, hook: str, handle: Handle) -> Handle:
+        """Notes the length of each run, where a hook point that is hooked has batch and positions on one axis."""
+        layer, lengths = self._flat_at(hook), self._lengths
         if layer is None:
-            return register(hook, function)
-        lengths = self._lengths
-
-        def apply(flat: Tensor) -> Tensor | None:
-            new = function(flat.unflatten(0, (-1, lengths[layer])))
-            return None if new is None else new.flatten(0, 1)
-
+            return handle
         start = self._hooks[KINDS["resid_pre"].hook.format(layer)]
         count = start.register_forward_hook(
             lambda module, inputs, output: lengths.update({layer: output.shape[1]})
         )
-        return Handles(count, register(hook, apply))
+        return Handles(count, handle)
 
 
 def bridge_of(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> Bridge:
-    """Returns the hooks of a bridge; hook points of sites that are not supported are removed from `hooks`.
-
-    Args:
-        parallel: whether attention and MLP of a block read the same stream.
-    """
+    """Returns the hooks of a bridge; hook points of sites that are not supported are removed from `hooks`."""
     wrapped: Any = model.__dict__.get("original_model")
     if not isinstance(wrapped, nn.Module):
         raise CircuitsError(f"this {type(model).__name__} has no original_model, and is not supported")
@@ -310,15 +304,6 @@ def _for_bridge(
     vectors = given.pop("inputs_embeds", None)
     tokens = given.get("input_ids", args[0] if args else None)
     return (tokens if vectors is None else vectors,), given
-
-
-def _by_head(function: Function, d_head: int) -> Function:
-    # With `use_split_qkv_input` the heads are apart already.
-    return lambda x: function(x) if x.ndim == 4 else _flattened(function(x.unflatten(-1, (-1, d_head))))
-
-
-def _flattened(by_head: Tensor | None) -> Tensor | None:
-    return None if by_head is None else by_head.flatten(-2)
 
 
 def _inner(component: Any) -> Any:

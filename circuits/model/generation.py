@@ -234,13 +234,8 @@ def _stream(model: nn.Module, generation: object, steps: Any) -> Iterator[Any]:
 
 def watching(model: nn.Module) -> Handle:
     """Lets `under_way` know of the model's generations until the handle is removed."""
-    positions = getattr(getattr(model, "cfg", None), "positional_embedding_type", None)
 
     def around(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if positions == "shortformer" and kwargs.get("use_past_kv_cache", True):
-            raise CircuitsError(
-                "transformer-lens cannot generate with a cache on a shortformer model: give use_past_kv_cache=False"
-            )
         generation = object()
         with _announced(model, generation):
             result = method(*args, **kwargs)

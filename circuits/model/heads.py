@@ -100,14 +100,14 @@ class HeadSpec:
         if self.heads is None:
             return every
         for one in self.heads:
-            if isinstance(one, KeyValueGroup) and surface.key_value_heads == surface.n_heads:
+            is_group = isinstance(one, KeyValueGroup)
+            if is_group and surface.key_value_heads == surface.n_heads:
                 raise CircuitsError(
                     f"heads {self.text}: no key-value group {one}: each head of this model has keys and values of its "
-                    f"own; write {Head(one.layer, one.group)}"
+                    f"own; write {Head(one.layer, index_of(one))}"
                 )
-            what, count = ("head", surface.n_heads)
-            if isinstance(one, KeyValueGroup):
-                what, count = "key-value group", surface.key_value_heads
+            what = "key-value group" if is_group else "head"
+            count = surface.key_value_heads if is_group else surface.n_heads
             if not (0 <= one.layer < surface.n_layers and 0 <= index_of(one) < count):
                 raise CircuitsError(
                     f"heads {self.text}: no {what} {one}: the model has "
@@ -115,12 +115,9 @@ class HeadSpec:
                 )
         if not self.others:
             return self.heads
-        rest = tuple(head for head in every if head not in self.heads)
-        if not rest:
-            raise CircuitsError(
-                f"heads {self.text}: these are all heads of the model, so there are no others"
-            )
-        return rest
+        if rest := tuple(head for head in every if head not in self.heads):
+            return rest
+        raise CircuitsError(f"heads {self.text}: these are all heads of the model, so there are no others")
 
     def on_axis(self, kind: SiteKind, surface: HookedModel) -> tuple[AnyHead, ...]:
         """Returns what the spec names on the head axis of a site, which under grouped-query attention is key-value
@@ -163,27 +160,22 @@ def parse_heads(spec: Any) -> HeadSpec:
     text = repr(spec)
     if hasattr(spec, "tolist"):
         spec = _dense(spec)
-    if isinstance(spec, KeyValueGroup):
+    if isinstance(spec, KeyValueGroup) or (_is_pair(spec) and isinstance(spec, tuple)):
         spec = [spec]
-    if isinstance(spec, str):
-        if spec.strip().lower() == "all":
-            return HeadSpec(text, None)
-        parsed = [head for part in re.split(r"[,+]", spec) for head in _parse_part(part.strip(), text)]
-    elif _is_pair(spec) and isinstance(spec, tuple):
-        parsed = [Head(*map(operator.index, spec))]
-    elif isinstance(spec, Iterable):
-        parsed = []
-        for item in spec:
-            if _is_pair(item):
-                parsed.append(Head(*map(operator.index, item)))
-            elif isinstance(item, KeyValueGroup):
-                parsed.append(item)
-            elif isinstance(item, str) and item.strip().lower() != "all":
-                parsed.extend(parse_heads(item).heads or ())
-            else:
-                raise CircuitsError(f"heads {text}: cannot read {item!r} as a head; write {SYNTAX}")
-    else:
+    if isinstance(spec, str) and spec.strip().lower() == "all":
+        return HeadSpec(text, None)
+    if not isinstance(spec, Iterable):
         raise CircuitsError(f"heads {text}: not a head spec; write {SYNTAX}")
+    parsed: list[AnyHead] = []
+    for item in [spec] if isinstance(spec, str) else spec:
+        if _is_pair(item):
+            parsed.append(Head(*map(operator.index, item)))
+        elif isinstance(item, KeyValueGroup):
+            parsed.append(item)
+        elif isinstance(item, str) and item.strip().lower() != "all":
+            parsed += [head for part in re.split(r"[,+]", item) for head in _parse_part(part.strip(), text)]
+        else:
+            raise CircuitsError(f"heads {text}: cannot read {item!r} as a head; write {SYNTAX}")
     return HeadSpec(text, tuple(dict.fromkeys(parsed)))
 
 
@@ -232,8 +224,9 @@ def _listed(group: KeyValueGroup, surface: HookedModel) -> str:
 
 
 def _parse_part(part: str, text: str) -> list[AnyHead]:
+    kinds: dict[bool, Callable[[int, int], AnyHead]] = {True: KeyValueGroup, False: Head}
     if match := _LETTERED.fullmatch(part):
-        return [_named(match[2] in "kK")(int(match[1]), int(match[3]))]
+        return [kinds[match[2] in "kK"](int(match[1]), int(match[3]))]
     match = _DOTTED.fullmatch(part)
     if match is None:
         raise CircuitsError(f"heads {text}: cannot read {part!r} as a head; write {SYNTAX}")
@@ -241,11 +234,7 @@ def _parse_part(part: str, text: str) -> list[AnyHead]:
     last = int(match[4]) if match[4] else first
     if last < first or last - first > 4096:
         raise CircuitsError(f"heads {text}: {part!r} is not a range of heads; write the smaller number first")
-    return [_named(bool(match[2]))(layer, number) for number in range(first, last + 1)]
-
-
-def _named(group: bool) -> Callable[[int, int], AnyHead]:
-    return KeyValueGroup if group else Head
+    return [kinds[bool(match[2])](layer, number) for number in range(first, last + 1)]
 
 
 def _is_pair(item: Any) -> bool:

@@ -8,7 +8,7 @@ this package needs no transformer_lens. Hooks are raw torch forward hooks: `rese
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -39,7 +39,6 @@ from circuits.model.supported import (
     is_parallel,
     is_unchecked,
     served_sites,
-    untested_package,
     untested_setting,
 )
 
@@ -131,7 +130,7 @@ class HookedModel:
             raise CircuitsError(
                 f"site {site} is not supported on a {BRIDGE}, where a write there may reach nothing"
             )
-        wanted = range(self.n_layers) if layers is None else layers
+        wanted: Iterable[int | None] = range(self.n_layers) if layers is None else layers
         if site.layer is not None or not site.kind.per_layer:
             wanted = [site.layer]
         present = [(layer, site.hook(layer)) for layer in wanted if site.hook(layer) in self.hooks]
@@ -373,11 +372,10 @@ class HookedModel:
     @property
     def settings(self) -> dict[str, str]:
         """What the settings of a result say of the model: "unchecked", with what was not tested; else nothing."""
-        bridge, version = self.huggingface, untested_package() if self.bridged else None
-        if is_unchecked(self.model):
-            what = untested_setting(self.model) if bridge is None else bridge.family.wrapped
-            return {"unchecked": what or self.family}
-        return {} if version is None else {"unchecked": version}
+        if not is_unchecked(self.model):
+            return {}
+        what = untested_setting(self.model) if self.huggingface is None else self.huggingface.family.wrapped
+        return {"unchecked": what or self.family}
 
     def check_paths_proved(self) -> None:
         """Refuses a bridge around a Hugging Face model whose paths were not compared with a forward by hand."""

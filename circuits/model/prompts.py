@@ -145,14 +145,13 @@ class Prompts:
         if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
             return self
 
-        def chosen(given: tuple[Any, ...] | None) -> Any:
-            return (
-                None
-                if given is None
-                else tuple(given[row] for row in torch.arange(len(given))[rows].tolist())
-            )
-
-        return self._at(rows, chosen(self.words), chosen(self.texts))
+        numbers = torch.arange(len(self))[rows].tolist()
+        words, texts = self.words, self.texts
+        return self._at(
+            rows,
+            None if words is None else tuple(words[number] for number in numbers),
+            None if texts is None else tuple(texts[number] for number in numbers),
+        )
 
     def _at(self, rows: Any, words: Words | None, texts: tuple[str, ...] | None) -> Prompts:
         mask = None if self.mask is None else self.mask[rows]

@@ -42,11 +42,23 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 @model_block
 def listening(surface: HookedModel, functions: Iterable[tuple[str, Function]]) -> Iterator[None]:
     """Calls each function with the activation at its hook, in the order given, as `HookedModel.on_forward` does."""
-    runs = _Depth()
+    depth = 0
+
+    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        nonlocal depth
+        depth += 1
+
+    def end() -> None:
+        nonlocal depth
+        depth = max(0, depth - 1)
+
+    def outermost(function: Function, activation: Tensor) -> Tensor | None:
+        return function(activation) if depth == 1 else None
+
     with ExitStack() as stack:
-        stack.callback(surface.on_run(runs.begin, runs.end).remove)
+        stack.callback(surface.on_run(begin, end).remove)
         for hook, function in functions:
-            stack.callback(surface.on_forward(hook, partial(runs.outermost, function)).remove)
+            stack.callback(surface.on_forward(hook, partial(outermost, function)).remove)
         yield
 
 
@@ -94,19 +106,3 @@ def keep_in(seen: dict[str, Tensor], hook: str) -> Callable[[Tensor], None]:
         seen[hook] = activation
 
     return keep
-
-
-class _Depth:
-    """Counts the nested runs of the model that are under way."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-
-    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._depth += 1
-
-    def end(self) -> None:
-        self._depth = max(0, self._depth - 1)
-
-    def outermost(self, function: Function, activation: Tensor) -> Tensor | None:
-        return function(activation) if self._depth == 1 else None

@@ -96,8 +96,7 @@ def splice(model: nn.Module, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
     Args:
         autoencoders: site -> an object with `encode` [... d_in] -> [... feature] and `decode` (an SAE of SAELens, or
             any module of your own), or a pair of two such functions. Heads are flattened: d_in of z is heads · d_head.
-            A site without a layer ("mlp_out") takes a function of the layer that returns the SAE. An SAE with
-            parameters computes in their dtype, whatever the model's.
+            An SAE with parameters computes in their dtype, whatever the model's.
 
     Raises `CircuitsError` for a site that has no position axis or an SAE already, and for an SAE of another width or on
     another device than the model.
@@ -136,16 +135,11 @@ def _read(given: Any, sae: Any, surface: HookedModel) -> dict[str, SAEInsertion]
                 f"an autoencoder reads a site of the table that has a position axis, not {str(site)!r}"
             )
         places = surface.at(site)
-    each_layer = site.layer is None and site.kind.per_layer
-    if each_layer and (not callable(sae) or hasattr(sae, "encode")):
+    if len(places) > 1:
         raise CircuitsError(
-            f'{CALLER}: {site} is a site of {len(places)} layers; name one ("{site}.0"), or give a function from the '
-            "layer to its autoencoder"
+            f'{CALLER}: {site} is a site of {len(places)} layers; name one, such as "{site}.0"'
         )
-    return {
-        hook: _checked(Site(site.name, layer), sae(layer) if each_layer else sae, surface)
-        for layer, hook in places
-    }
+    return {hook: _checked(Site(site.name, layer), sae, surface) for layer, hook in places}
 
 
 def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:

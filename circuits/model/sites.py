@@ -99,9 +99,6 @@ UNITS = {"d_mlp": "neuron", "feature": "feature"}
 FEATURES, ERROR = "features", "error"
 _PREFIXES = (f"{FEATURES}.", f"{ERROR}.")
 
-# A hook outside the table is taken as [batch pos ...]; its further axes are unknown.
-_UNLISTED_AXES = ("batch", "pos", "...")
-
 
 def part_of(part: str, whole: SiteKind) -> SiteKind:
     """Returns the kind of a part, features or error, of a site into which an autoencoder is spliced."""
@@ -118,6 +115,10 @@ _PARTS = {
 }
 
 
+_LISTED = {**KINDS, **_PARTS, **_OPTIONAL}
+_WRITE = 'write "z", "z.2", a full hook name or Site("z", layer=2)'
+
+
 @dataclass(frozen=True)
 class Site:
     """A named site of one layer or (`layer=None`) of every layer, or any full hook name of the model.
@@ -131,19 +132,18 @@ class Site:
     def __post_init__(self) -> None:
         """Checks the name and the layer; a full hook name becomes its short one."""
         if not isinstance(self.name, str):
-            raise CircuitsError(
-                f'not a site: {self.name!r}; write "z", "z.2", a full hook name or Site("z", layer=2)'
-            )
+            raise CircuitsError(f"not a site: {self.name!r}; {_WRITE}")
         if self.layer is not None:
             try:
-                if isinstance(self.layer, bool):
-                    raise TypeError
-                object.__setattr__(self, "layer", operator.index(self.layer))
-            except TypeError as error:
+                number = None if isinstance(self.layer, bool) else operator.index(self.layer)
+            except TypeError:
+                number = None
+            if number is None:
                 raise CircuitsError(
                     f"site {self.name!r}: layer={self.layer!r}; give a whole number from 0, or None"
-                ) from error
-        if self.name not in KINDS and self.name not in _PARTS and self.name not in _OPTIONAL:
+                )
+            object.__setattr__(self, "layer", number)
+        if self.name not in _LISTED:
             short, layer = _from_hook(self.name)
             if self.name.startswith(_PREFIXES):
                 raise CircuitsError(
@@ -166,17 +166,15 @@ class Site:
         if isinstance(spec, Site):
             return spec
         if not isinstance(spec, str):
-            raise CircuitsError(
-                f'not a site: {spec!r}; write "z", "z.2", a full hook name or Site("z", layer=2)'
-            )
+            raise CircuitsError(f"not a site: {spec!r}; {_WRITE}")
         if match := re.fullmatch(r"((?:\w+\.)?\w+)\.(\d{1,6})", spec.strip()):
             return cls(match[1], int(match[2]))
         return cls(spec.strip())
 
     @property
     def kind(self) -> SiteKind:
-        listed = KINDS.get(self.name) or _PARTS.get(self.name) or _OPTIONAL.get(self.name)
-        return listed or SiteKind(self.name, self.name, _UNLISTED_AXES)
+        # A hook outside the table is taken as [batch pos ...]; its further axes are unknown.
+        return _LISTED.get(self.name) or SiteKind(self.name, self.name, ("batch", "pos", "..."))
 
     def hook(self, layer: int | None = None) -> str:
         """Returns the full hook name, at `layer` where the site itself names none."""
@@ -195,7 +193,7 @@ def closest_sites(name: str, among: Iterable[str] = KINDS) -> list[str]:
 
 
 def _from_hook(hook: str) -> tuple[str | None, int | None]:
-    for kind in (*KINDS.values(), *_PARTS.values(), *_OPTIONAL.values()):
+    for kind in _LISTED.values():
         match = re.fullmatch(re.escape(kind.hook).replace(r"\{\}", r"(\d+)"), hook)
         if match:
             return kind.name, int(match[1]) if kind.per_layer else None

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -158,11 +156,7 @@ def is_unchecked(model: nn.Module) -> bool:
 
 
 def family_of(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
-    """Returns what the bridge `model` around `wrapped` supports, by the table or by its user's decision.
-
-    Args:
-        parallel: whether attention and MLP of a block read the same stream.
-    """
+    """Returns what the bridge `model` around `wrapped` supports, by the table or by its user's decision."""
     listed = listed_family(wrapped, parallel)
     if listed is not None:
         return listed
@@ -189,19 +183,6 @@ def listed_family(wrapped: nn.Module, parallel: bool) -> Family | None:
     return None
 
 
-@cache
-def untested_package() -> str | None:
-    """Returns the installed package, with its version, with which no row was tested; None where there is none."""
-    for package, tested in PROVED_VERSIONS.items():
-        try:
-            installed = version(package)
-        except PackageNotFoundError:
-            continue
-        if ".".join(installed.split(".")[:2]) not in tested:
-            return f"{package} {installed}"
-    return None
-
-
 def untested_setting(model: nn.Module) -> str | None:
     """Returns a setting of a HookedTransformer with which no site was compared; None where there is none."""
     cfg: Any = model.cfg
@@ -215,14 +196,7 @@ def untested_setting(model: nn.Module) -> str | None:
 
 
 def served_sites(model: nn.Module, what: str) -> frozenset[str]:
-    """Returns the sites of a model in no table that are supported.
-
-    Args:
-        what: what is in no table, for the error.
-
-    Raises:
-        CircuitsError: its user has not decided.
-    """
+    """Returns the sites of a model in no table that are supported; refuses it where its user has not decided."""
     found = decided.get(model)
     if found is None:
         raise CircuitsError(

@@ -99,7 +99,7 @@ def path(
     if node is not None:
         place = place_of_node(node)
     else:
-        (place, *others), _ = parse_what(sender, caller)
+        place, *others = parse_what(sender, caller)
         if others:
             raise CircuitsError(
                 f'{caller}: sender {sender!r} is a layer; name its heads, or a site such as "mlp_out.1"'

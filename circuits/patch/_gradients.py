@@ -15,11 +15,9 @@ from circuits.circuit._measurement import concatenated, parse_pair
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
-from circuits.interventions.alignment import chosen_columns
 from circuits.interventions.base import MeanOver, Reference, Replacement
 from circuits.interventions.forward_pass import References
-from circuits.interventions.replacements import FromTokens, Mean, Zero
-from circuits.interventions.sources import align_mean
+from circuits.interventions.replacements import FromTokens, Mean, Zero, align_mean, chosen_columns
 from circuits.model.contexts import model_block
 from circuits.model.edit_state import assert_weights_unchanged, suspended
 from circuits.model.hooked_model import HookedModel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,16 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, format_value
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import continuation, parse_given
-from circuits.model.prompts import Prompts, Texts
-from circuits.tensors import as_dense_tensor, columns_of
+from circuits.model.prompts import Prompts, Texts, own_positions
+from circuits.tensors import as_dense_tensor
 from circuits.validate import is_whole
 
 CALLER = "logit_difference"
-#: The share of examples whose two answers may be the same without a warning.
-MOST_SAME = 0.01
 Answer = tuple[int | str, ...]  # the tokens of an answer, as ids or texts
 
 
@@ -69,7 +66,7 @@ class LogitDifference:
             raise CircuitsError(
                 f"{CALLER}: the prompts are {list(real.shape)}, the output {list(output.shape)}"
             )
-        return _difference(output, self.answers(real, surface, prompts))
+        return self.answers(real, surface, prompts)(output)
 
     def answers(self, real: Tensor, surface: HookedModel | None, prompts: Prompts | None) -> Answers:
         """Returns the answers of a batch whose tokens the mask [n pos] tells; texts need its prompts, too."""
@@ -83,8 +80,8 @@ class LogitDifference:
             raise CircuitsError(
                 f"{CALLER}: no position {int(positions[row])} in example {row}, which has {int(counts[row])} tokens"
             )
-        each = zip(real.cpu(), positions.tolist(), strict=True)
-        columns = torch.stack([columns_of((position,), row[None])[0, 0] for row, position in each])
+        there = (own_positions(real.cpu()) == (positions % counts)[:, None]) & real.cpu()
+        columns = there.int().argmax(1)
         sides: tuple[tuple[Answer, ...], ...] = self.right, self.wrong
         if any(isinstance(token, str) for side in sides for answer in side for token in answer):
             if surface is None or prompts is None:
@@ -127,6 +124,20 @@ class Answers:
     def __getitem__(self, rows: slice) -> Answers:
         return Answers(*(part[rows] for part in vars(self).values()))
 
+    def __call__(self, output: Tensor) -> Tensor:
+        """Returns the difference of each example."""
+        if output.ndim != 3:
+            raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {list(output.shape)}")
+        largest = max(int(self.right.max()), int(self.wrong.max()))
+        if largest >= output.shape[2]:
+            raise CircuitsError(f"{CALLER}: answers are ids of 0-{output.shape[2] - 1}, got {largest}")
+        logits = output[torch.arange(len(output), device=output.device), self.columns.to(output.device)]
+        right, wrong = (
+            (logits.gather(1, ids.to(output.device)) * weight.to(output)).sum(1)
+            for ids, weight in ((self.right, self.right_weight), (self.wrong, self.wrong_weight))
+        )
+        return right - wrong
+
     def among(self, columns: Tensor) -> Answers:
         """Returns the answers in an output that has only these of its columns."""
         return replace(self, columns=torch.searchsorted(columns, self.columns))
@@ -151,22 +162,9 @@ def logit_difference(right: Any, wrong: Any, position: Any = -1) -> LogitDiffere
             its last.
 
     The metric has its answers with it: it takes no `batch=`, and chunks of examples get theirs. Where both answers are
-    the same it is 0, whatever the model does; a warning says so where that is more than one example in a hundred.
+    the same it is 0, whatever the model does.
     """
-    made = LogitDifference(_read(right, "right"), _read(wrong, "wrong"), _read_positions(position))
-    number = max(len(made.right), len(made.wrong))
-    if len(made.right) in (1, number) and len(made.wrong) in (1, number):
-        pairs = zip(
-            made.right * (number // len(made.right)), made.wrong * (number // len(made.wrong)), strict=True
-        )
-        same = sum(one == other for one, other in pairs)
-        if same > MOST_SAME * number:
-            warnings.warn(
-                f"{CALLER}: right and wrong are the same in {same} of {number} examples, where the difference is 0; "
-                "leave these out",
-                stacklevel=2,
-            )
-    return made
+    return LogitDifference(_read(right, "right"), _read(wrong, "wrong"), _read_positions(position))
 
 
 def bound(
@@ -192,46 +190,26 @@ def bound(
 
 def difference(output: Tensor, answers: Answers | LogitDifference) -> Tensor:
     """Returns the logit difference of each example."""
-    return answers(output) if isinstance(answers, LogitDifference) else _difference(output, answers)
+    return answers(output)
 
 
 difference.__name__ = CALLER
-
-
-def _difference(output: Tensor, answers: Answers) -> Tensor:
-    if output.ndim != 3:
-        raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {list(output.shape)}")
-    largest = max(int(answers.right.max()), int(answers.wrong.max()))
-    if largest >= output.shape[2]:
-        raise CircuitsError(f"{CALLER}: answers are ids of 0-{output.shape[2] - 1}, got {largest}")
-    rows = torch.arange(len(output), device=output.device)
-    logits = output[rows, answers.columns.to(output.device)]
-    right, wrong = (
-        (logits.gather(1, ids.to(output.device)) * weight.to(output)).sum(1)
-        for ids, weight in ((answers.right, answers.right_weight), (answers.wrong, answers.wrong_weight))
-    )
-    return right - wrong
 
 
 def _read(given: Any, name: str) -> tuple[Answer, ...]:
     """Returns the answers of each example as ids or texts; one may have several."""
     given = as_dense_tensor(given, f"{CALLER}: {name}")
     if isinstance(given, Tensor):
-        if given.ndim > 2 or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-            raise CircuitsError(
-                f"{CALLER}: {name} is an id or text, or a list with one for each example; got "
-                f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
-            )
-        given = given.tolist()
-    if not isinstance(given, list | tuple):
-        given = [given]
-    answers = tuple(tuple(one) if isinstance(one, list | tuple) else (one,) for one in given)
+        numbers = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+        given = given.tolist() if numbers and given.ndim < 3 else [given]
+    listed = given if isinstance(given, list | tuple) else [given]
+    answers = tuple(tuple(one) if isinstance(one, list | tuple) else (one,) for one in listed)
     tokens = [token for answer in answers for token in answer]
     wrong = [token for token in tokens if not (isinstance(token, str) and token) and not is_whole(token, 0)]
     if wrong or not tokens or not all(answers):
         raise CircuitsError(
             f"{CALLER}: {name} is an id or text, or a list with one for each example; got "
-            f"{wrong[0] if wrong else given!r}"
+            f"{format_value(wrong[0] if wrong else given)}"
         )
     return tuple(tuple(t if isinstance(t, str) else int(t) for t in answer) for answer in answers)
 

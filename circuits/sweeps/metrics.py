@@ -21,7 +21,7 @@ from circuits.model.inputs import check_no_padding
 from circuits.model.prompts import Prompts
 from circuits.sweeps.logit_difference import Answers, LogitDifference, bound, logit_difference
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
-from circuits.validate import check_batch_length, check_call, parse_batch
+from circuits.validate import check_batch_length, parse_batch
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
 Row = dict[str, Any]
@@ -75,8 +75,8 @@ class Metric:
         own = getattr(metric, "read_positions", getattr(owner, "read_positions", None))
         if metric is logit_difference or isinstance(metric, LogitDifference):
             metric, batch, own = bound(metric, batch, inputs, caller)
-        if metric is not None:
-            _check_call(metric, batch is not None)
+        if metric is not None and not callable(metric):
+            raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")
         read = cls(metric, batch, default or unedited_metrics)
         if inputs is None:
             return read
@@ -115,11 +115,8 @@ class Metric:
         return replace(self, batch=batch, kept=kept)
 
     def measure(self, output: Tensor, clean: Tensor, title: str, columns: Tensor | None = None) -> PerExample:
-        """Returns sum and count of every example, by metric, for an output and the unedited one at all positions.
-
-        Args:
-            title: whose output it is, for error messages.
-            columns: the positions that the output has; None: all.
+        """Returns sum and count of every example, by metric, for an output at these columns (None: all) and the
+        unedited one at all.
         """
         values = self.values(output, clean if columns is None else clean[:, columns], columns)
         return parse_metric_values(values, self.name, len(output), title, self.advice)
@@ -213,15 +210,6 @@ def _name(function: Any) -> str:
     return "metric" if name == "<lambda>" else str(name)
 
 
-def _check_call(metric: Any, has_batch: bool) -> None:
-    """Refuses a metric that cannot be called with the arguments that it will be given."""
-    if not callable(metric):
-        raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")
-    given = "output, batch" if has_batch else "output; pass batch= if it needs one"
-    what = f"{in_errors(_name(metric))}, given ({given})"
-    check_call(metric, what, *(("output", "batch") if has_batch else ("output",)))
-
-
 def in_errors(name: str) -> str:
     """Returns what an error calls a metric; a lambda has no name of its own."""
     return name if name == "metric" else f"metric {name}"
@@ -247,9 +235,6 @@ def parse_metric_values(
     """Reads one call's result: a value per example [n], a pair (sum [n], count [n]), or a dict of those.
 
     Copied: a metric may fill the same array in every call.
-
-    Args:
-        advice: what may be the matter where a value is not finite.
     """
     return {key: _pair(value, key, size, variant, advice) for key, value in by_name(values, name).items()}
 

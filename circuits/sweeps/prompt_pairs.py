@@ -46,14 +46,12 @@ class PromptPairs:
         """The corrupted prompts, of which each has as many tokens as its clean one: what patches come from."""
         if self.corrupted is None:
             raise CircuitsError(f"{CALLER}: the file has no column corrupted, where patches come from")
-        for row, (own, other) in enumerate(
-            zip(self.tokens.lengths.tolist(), self.corrupted.lengths.tolist(), strict=True), start=1
-        ):
-            if own != other:
-                raise CircuitsError(
-                    f"{CALLER}: row {row}: clean has {own} tokens and corrupted {other}; patches take each position "
-                    "from the same one, so give pairs of one length"
-                )
+        own, other = self.tokens.lengths, self.corrupted.lengths
+        for row in (own != other).nonzero()[:, 0].tolist():
+            raise CircuitsError(
+                f"{CALLER}: row {row + 1}: clean has {int(own[row])} tokens and corrupted {int(other[row])}; patches "
+                "take each position from the same one, so give pairs of one length"
+            )
         return self.corrupted
 
     def __len__(self) -> int:

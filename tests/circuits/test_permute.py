@@ -74,7 +74,7 @@ def test_a_table_of_positions_that_is_not_used(make_model, hooked_only, tokens):
     """Models with ALiBi have one."""
     model = make_model(positional_embedding_type="alibi")
     assert "pos_embed.W_pos" in dict(model.named_parameters())
-    with pytest.raises(CircuitsError, match=r"no table of position embeddings \(rotary or none\)"):
+    with pytest.raises(CircuitsError, match=r"no site pos_embed in this model"):
         run(model, tokens, permute.positions(3))
     with pytest.raises(CircuitsError, match=r"no site pos_embed in this model; it has embed, resid_pre"):
         run(model, tokens, ablate.zero("pos_embed"))

@@ -60,7 +60,7 @@ INTERVENTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "uniform": lambda model: ablate.uniform("0.1", [0], positions=[0, 2]),
     "mean pattern": lambda model: ablate.mean_pattern("0.0", tokens_of(1, 3), positions=MASK),
     "edited mean pattern": lambda model: ablate.mean_pattern("all", tokens_of(1), of="edited"),
-    "zero": lambda model: ablate.zero(0),
+    "zero": lambda model: ablate.zero("z.0"),
     "mean": lambda model: ablate.mean("0.1, 0.2", tokens_of(2, 3), "batch,pos"),
     "resample": lambda model: ablate.resample("resid_post.0", tokens_of(3), 1),
     "patch": lambda model: patch.activations("scores.0", tokens_of(1, 1), "0.3", positions=MASK),

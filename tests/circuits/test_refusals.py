@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Thread
 from typing import Any
 
 import pandas as pd
@@ -64,23 +63,6 @@ def of_answers(output: Any) -> Any:
     return output[torch.arange(8), -1, tokens[:, 0]]
 
 
-def in_another_thread(model: Any) -> None:
-    raised: list[CircuitsError] = []
-
-    def forward() -> None:
-        try:
-            model(tokens)
-        except CircuitsError as error:
-            raised.append(error)
-
-    with intervene(model, ablate.zero("0.1")):
-        model(tokens)
-        thread = Thread(target=forward)
-        thread.start()
-        thread.join()
-    raise raised[0]
-
-
 def in_numpy(output: Any) -> Any:
     return torch.as_tensor(output[:, -1, 3].numpy())
 
@@ -100,21 +82,11 @@ def without_a_run(model: Any) -> None:
         pass
 
 
-def loaded_inside_a_block(model: Any) -> None:
-    with intervene(model, transplant.weights(build(1, HOOKED), "qkv")):
-        model.load_state_dict(build(1, HOOKED).state_dict())
-
-
 def entered_again(model: Any) -> None:
     block = intervene(model, ablate.zero("0.1"))
     for _ in range(2):
         with block:
             model(tokens)
-
-
-def tied_embeddings(model: Any) -> None:
-    model.unembed.W_U = torch.nn.Parameter(model.embed.W_E.data.T)
-    run(model, tokens, transplant.weights(build(1, HOOKED), "embed"))
 
 
 def hooked_stream(model: Any) -> None:
@@ -142,7 +114,6 @@ REFUSALS: list[tuple[Any, ...]] = [
         "was not tested",
         "unchecked",
     ),
-    (in_another_thread, "in use by thread", "leave the block there first"),
     # Heads, sites and positions.
     (lambda m: heads("head 3", m), "'head 3' as a head"),
     (lambda m: heads("2.0", m), "no head 2.0", "layers 0-1", "heads 0-3"),
@@ -220,8 +191,6 @@ REFUSALS: list[tuple[Any, ...]] = [
         lambda m: run(m, tokens, transplant.weights(build(family=HOOKED, d_mlp=32), "mlp")),
         "[16, 32] in the source",
     ),
-    (tied_embeddings, "one parameter", "neither"),
-    (loaded_inside_a_block, "load_state_dict"),
     # Sweeps.
     (lambda m: sweep(m, tokens, [ablate.zero("0.1")]), "variants by name", "got list"),
     (lambda m: sweep(m, tokens, {"9.9": ablate.zero("9.9")}), "variant '9.9'", "no head 9.9"),
@@ -244,7 +213,8 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: sweep(m, tokens, zero).plot("loss"), "no metric 'loss'", "kl, mse, logit_diff"),
     (lambda m: logit_difference(1, 0, position=6)(m(tokens)), "no position 6", "has 6 tokens"),
     (lambda m: compare([]), "compare: no outputs"),
-    (lambda m: grid(ablate.uniform, {"head": ["0.1"]}), "grid: uniform", "missing"),
+    (lambda m: run(build(attn_only=True), tokens, ablate.zero(0)), "no site mlp_post", "embed"),
+    (lambda m: grid(ablate.uniform, {"heads": []}), "grid: an axis is the name", "heads"),
     (lambda m: ablate.each(ablate.uniform, "all"), "ablate.each", "list", "'all'"),
     (lambda m: draws(lambda seed: seed, 3), "make(seed)", "intervention", "got int"),
     # Other verbs.

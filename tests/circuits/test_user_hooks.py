@@ -38,19 +38,6 @@ def test_a_hook_that_works_in_place_acts_once(causal, tokens, other_tokens):
         assert not torch.allclose(found[0], run(causal, tokens)), hook
 
 
-def test_gradients_are_at_the_site_and_not_after_the_next_one(causal, tokens, other_tokens):
-    """Both sites are one tensor, which a hook at the second writes to."""
-    found = []
-    for function in (lambda x: x.tanh_(), lambda x: x.tanh()):
-        handle = hooked(causal.hook_dict["blocks.1.hook_resid_pre"], function)
-        result = patch.attribution(
-            causal, tokens, other_tokens, weighed, site="resid_post.0", draws=1, flips=1
-        )
-        handle.remove()
-        found.append(torch.tensor(result.frame["effect"].to_numpy()))
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("where", ["after block 0", "before block 1", "in place"])
 def test_a_hook_between_two_blocks_is_refused_beside_a_path(causal, tokens, other_tokens, where):
     """It changes what passes by, too."""

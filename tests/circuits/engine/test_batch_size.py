@@ -3,20 +3,9 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, circuit, lens, patch, patterns, probe, sweep
-from circuits.engine.batch_size import NUMBERS, TOKENS, batch_size, within_memory
+from circuits import ablate, circuit, lens, patch, patterns, probe, sweep
+from circuits.engine.batch_size import within_memory
 from circuits.model.hooked_model import HookedModel
-
-
-def test_the_default_keeps_to_tokens_and_numbers(make_model):
-    surface = HookedModel.of(make_model(0))
-    assert batch_size(surface, 6, None, "test") == TOKENS // 6
-    assert batch_size(surface, 6, 17, "test") == 17
-    wide = batch_size(surface, 6, None, "test", kept=10**6)
-    assert wide == NUMBERS // (10**6 + 12 * 16 * 2 + 4 * 24 + 5 * 4 * 6 + 6 * 11) // 6
-    assert batch_size(surface, 6, None, "test", kept=10**9) == 1
-    with pytest.raises(CircuitsError, match="test: batch_size=0; give the number of rows in a forward"):
-        batch_size(surface, 6, 0, "test")
 
 
 def test_half_as_many_rows_where_memory_runs_out():

@@ -7,7 +7,6 @@ import torch
 from circuits import (
     ablate,
     cache,
-    edit,
     intervene,
     patch,
     run,

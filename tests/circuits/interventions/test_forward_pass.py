@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, intervene, patch, run
+from circuits import ablate, intervene, patch, run
 
 INTERVENTIONS = {
     "path": lambda tokens, source, grid: patch.path("0.1", "resid_post.1", source=source),
@@ -53,24 +53,6 @@ def test_a_hook_that_runs_the_model_changes_nothing(
     expected, alone = run(model, given, one), run(model, given)
     calling(model, grid if name == "frequencies" else inside, [site])
     assert_same(run(model, given, one), expected, alone)
-
-
-def test_run_with_hooks_is_held_to_the_same_rules(make_model, hooked_only, tokens, other_tokens):
-    """Nobody sees what it was called with, but the first block does."""
-    model, padded = make_model(), {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]] * 8)}
-    for one in (ablate.resample("all", source=other_tokens), patch.activations("z.0", source=other_tokens)):
-        for call in (model.run_with_hooks, model):
-            with (
-                pytest.raises(CircuitsError, match="example 0 has 5 tokens, the one it takes from 6"),
-                intervene(model, one),
-            ):
-                call(tokens, **padded)
-        with intervene(model, one):
-            output = model.run_with_hooks(tokens)
-        assert bool((output == run(model, tokens, one)).all())
-    # What needs no clean pass runs as ever.
-    with intervene(model, ablate.zero("0.1")):
-        model.run_with_hooks(tokens, **padded)
 
 
 def test_run_with_hooks_is_a_run_like_any_other(make_model, hooked_only, tokens, other_tokens, grid):

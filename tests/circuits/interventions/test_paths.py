@@ -217,21 +217,6 @@ def test_all_edges_cut_at_once_give_the_source_run(featured, tokens, other_token
     assert_same(run(featured, tokens, *reversed(paths)), source, run(featured, tokens))
 
 
-@pytest.mark.parametrize(
-    ("named", "as_sites"),
-    [
-        (("0.1", "2.3.q"), ("0.1", ("q", "2.3"))),
-        (("0.1", "L2H3.v"), ("0.1", ("v", "2.3"))),
-        (("mlp0", "mlp2"), ("mlp_out.0", "mlp_pre.2")),
-        (("mlp0", ["1.2.k", "mlp2", "output"]), ("mlp_out.0", [("k", "1.2"), "mlp_pre.2", "output"])),
-        (("mlp0", ("1.2.k", "1.3")), ("mlp_out.0", [("k", "1.2"), "1.3"])),
-        (("embed", "k.1"), ("embed", "k.1")),
-    ],
-)
-def test_paths_read_the_names_of_circuits(named, as_sites, other_tokens):
-    assert patch.path(*named, other_tokens).describe() == patch.path(*as_sites, other_tokens).describe()
-
-
 def test_an_edge_of_a_circuit_is_the_path_of_its_name(family, make_model, tokens, other_tokens):
     """Under grouped heads, too: the tables' names of groups."""
     for settings, receivers in (

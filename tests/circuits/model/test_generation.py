@@ -156,13 +156,6 @@ def test_position_embeddings_of_hooked_transformers_generation(make_model, hooke
     generated(model, prompt, ablate.zero("pos_embed"), use_cache=False)
 
 
-def test_transformer_lens_cannot_generate_with_a_cache_on_a_shortformer(make_model, hooked_only, prompt):
-    model = make_model(family=hooked_only, positional_embedding_type="shortformer", n_ctx=16)
-    with pytest.raises(CircuitsError, match=r"on a shortformer model: give use_past_kv_cache=False"):
-        generated(model, prompt, ablate.zero("0.1"))
-    generated(model, prompt, ablate.zero("0.1"), use_cache=False)
-
-
 def test_the_model_keeps_no_trace(rotary, prompt):
     own = {"generate", "generate_stream", "hf_generate"}
     expected = rotary.generate(prompt, **GREEDY)

@@ -1,7 +1,6 @@
 """One thread and task of asyncio has a model while a block is open on it; others are refused in one line."""
 
 import asyncio
-import copy
 import gc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -119,13 +118,3 @@ def test_a_generator_that_is_thrown_away_gives_the_model_back(make_model, tokens
     gc.collect()
     in_thread(lambda: run(model, tokens))
     assert not contexts._holds
-
-
-def test_copies_of_a_model_in_use(make_model, family, tokens):
-    """There is nothing on the model that a copy would take along."""
-    model = make_model(0, family)
-    with intervene(model, ablate.zero("0.1")):
-        model(tokens)
-        made = copy.deepcopy(model)
-    in_thread(lambda: run(made, tokens))
-    assert torch.equal(run(made, tokens), run(model, tokens))

@@ -27,7 +27,6 @@ from circuits import (
     sweep,
     unchecked,
 )
-from circuits.interventions.replacements import derangement
 
 HOOKED, BRIDGE = "HookedTransformer", "TransformerBridge"
 
@@ -51,7 +50,6 @@ KINDS = {
 KINDS = {name: kind for name, kind in KINDS.items() if kind[0] == BRIDGE or HOOKED in vars(transformer_lens)}
 LENGTHS = (5, 3, 7, 4)
 FEW = {"draws": 2, "flips": 2}
-FEW_DRAWS = {"draws": 2}
 
 
 def drawn(lengths, seed=0):
@@ -87,11 +85,6 @@ def same(batch, alone, made, axes=(1,)):
             found = found.index_select(axis, kept.nonzero().flatten())
         assert found.shape == one.shape
         assert (found - one).abs().nan_to_num().max() <= 1e-11 * (1 + one.abs().nan_to_num(neginf=0).max())
-
-
-def moved(new, old):
-    """Edits that change nothing would be equal, too."""
-    assert any((one - two).abs().max() > 1e-3 for one, two in zip(new, old, strict=True))
 
 
 def test_numbers_at_padding_are_nan_and_each_prompts_last_token_is_read_in_one_call(model, side):
@@ -449,96 +442,6 @@ def test_texts_wherever_tokens_are(with_words):
     assert torch.equal(
         cache(model, TEXTS, "z.0")["z.0"][made.real], cache(model, made, "z.0")["z.0"][made.real]
     )
-
-
-@pytest.mark.parametrize("model", ["bridge, learned", "bridge, rotary"], indirect=True)
-def test_attention_that_moves_between_prompts_of_unequal_length(model, side):
-    """By loops over prompts alone; the control compares the queries that both of its prompts have."""
-    lengths = (5, 3, 7, 3)
-    rows, others = drawn(lengths), drawn(lengths, seed=1)
-    one, two = prompts(model, rows, side), prompts(model, others, "right")
-    order = derangement(4, 2).tolist()
-
-    def alone(ids):
-        seen = cache(model, ids[None], "pattern")
-        return [seen[f"pattern.{layer}"][0] for layer in (0, 1)]
-
-    before, after = ([alone(ids) for ids in batch] for batch in (rows, others))
-
-    def moved(layer, head, pairs, first):
-        """The distance at each query from `first` on that both prompts have."""
-        distances = []
-        for row, other in enumerate(pairs):
-            mine, theirs = before[row][layer][head], after[other][layer][head]
-            for query in range(first, min(len(mine), len(theirs))):
-                a, b = mine[query, : query + 1], theirs[query, : query + 1]
-                distances.append(float((a - b).abs().sum()) / 2)
-        return np.mean(distances)
-
-    queries = torch.zeros(one.shape, dtype=torch.bool)
-    for row in range(4):
-        queries[row, one.real[row].nonzero().flatten()[1:]] = True
-    for first, given in ((0, {}), (1, {"positions": queries})):
-        for size in (None, 1):
-            frame = patterns.movement(model, one, two, seed=2, batch_size=size, **FEW_DRAWS, **given).frame
-            for row in frame.itertuples():
-                assert row.distance == pytest.approx(moved(row.layer, row.head, range(4), first), abs=1e-9)
-                assert row.unpaired == pytest.approx(moved(row.layer, row.head, order, first), abs=1e-9)
-
-    groups = torch.tensor([0, 1, 2, 0, 1, 2, 0])
-
-    def most(pattern):
-        return torch.stack(
-            [pattern[:, groups[: len(pattern)] == group].sum(1) for group in range(3)], 1
-        ).argmax(1)
-
-    was = [int(most(before[row][0][0])[-1]) for row in range(4)]
-    comes = [int(most(after[row][0][0])[-1]) for row in range(4)]
-    comes = [(b + 1) % 3 if a == b else b for a, b in zip(was, comes, strict=True)]
-    frame = patterns.follow(model, one, two, groups, was, comes, seed=2, **FEW_DRAWS).frame
-    for row in frame.itertuples():
-        for column, pairs in (("share", range(4)), ("unpaired", order)):
-            hits = []
-            for example, pair in enumerate(pairs):
-                here, there = (most(x[example][row.layer][row.head]) for x in (before, after))
-                hits += ((here == was[pair]) & (there == comes[pair])).tolist()
-            assert getattr(row, column) == pytest.approx(np.mean(hits)), column
-    with pytest.raises(CircuitsError, match="example 1 has 3 tokens, the one it is compared with 4"):
-        patterns.movement(model, one, prompts(model, drawn((5, 4, 7, 3), seed=1)))
-
-
-@pytest.mark.parametrize("model", ["bridge, learned", "bridge, rotary"], indirect=True)
-def test_edited_mean_patterns_over_prompts_of_unequal_length(model, side):
-    """By loops over prompts alone: layer 1's mean is over references whose layer 0 has its mean."""
-    rows, others = drawn((4, 6, 3)), drawn((5, 3, 7, 4), seed=1)
-    made, reference = prompts(model, rows, side), prompts(model, others, "left")
-
-    def mean(layer, *edits):
-        patterns = [
-            run(model, ids[None], *edits, cache=[f"pattern.{layer}"])[1][f"pattern.{layer}"][0, 1:3]
-            for ids in others
-        ]
-        total, count = torch.zeros(2, 7, 7, dtype=patterns[0].dtype), torch.zeros(7, 1)
-        for pattern in patterns:
-            length = pattern.shape[-1]
-            total[:, :length, :length] += pattern
-            count[:length] += 1
-        return total / count
-
-    def put(layer, value):
-        def function(x):
-            x = x.clone()
-            x[:, 1:3] = value[:, : x.shape[2], : x.shape[3]]
-            return x
-
-        return edit(f"pattern.{layer}", function)
-
-    first = put(0, mean(0))
-    second = put(1, mean(1, first))
-    expected = [run(model, ids[None], first, second) for ids in rows]
-    found = run(model, made, ablate.mean_pattern("0.1-2, 1.1-2", reference, of="edited"))
-    same(found, expected, made)
-    assert not torch.allclose(found[made.real], run(model, made)[made.real], atol=1e-3)
 
 
 def test_texts_in_a_call_of_the_models_own(with_words):

@@ -107,21 +107,6 @@ def test_changes_that_cancel_are_an_effect_of_zero_but_not_none(causal, tokens):
     assert not frame["null_effect"][0]
 
 
-def test_default_metrics_are_zero_for_the_unedited_model(model, tokens):
-    result = sweep(model, tokens, {"zero": ablate.zero("0.1")})
-    assert list(result.frame["metric"]) == ["kl", "mse", "logit_diff"]
-    assert (result.baseline["value"][:2] == 0).all()
-    # A distance cannot be below the unedited one's 0, so testing it would reject for any edit.
-    assert result.frame[["p_value", "p_adjusted"]][:2].isna().all(axis=None)
-    assert result.frame[["p_value", "p_adjusted"]][2:].notna().all(axis=None)
-    clean, edited = run(model, tokens), run(model, tokens, ablate.zero("0.1"))
-    mse = result.frame.set_index("metric")["value"]["mse"]
-    np.testing.assert_allclose(mse, (clean - edited).square().mean())
-    first, second = clean.sort(-1, descending=True).indices.unbind(-1)[:2]
-    gap = edited.gather(-1, first[..., None]) - edited.gather(-1, second[..., None])
-    np.testing.assert_allclose(result.frame.set_index("metric")["value"]["logit_diff"], gap.mean())
-
-
 def test_an_example_without_entries_and_a_metric_without_any(causal, tokens):
     def metric(output):
         sums, counts = output[:, -1, 0].clone(), torch.ones(len(output))
@@ -154,22 +139,6 @@ def test_clean_passes_are_shared_by_variants(causal, tokens):
     sweep(causal, tokens, ablate.each(ablate.mean, heads("all", causal), reference=reference))
     assert passes.count(5) == 1
     assert passes.count(8) == 9
-
-
-def test_a_dataset_is_a_batch_of_several_tensors(causal, tokens):
-    targets, weights = tokens[:, 0], torch.arange(8.0)
-    dataset = torch.utils.data.TensorDataset(targets, weights)
-
-    def by_tuple(output, batch):
-        return output[:, -1].gather(1, batch[0][:, None])[:, 0] * batch[1]
-
-    variants = {"a": ablate.zero("0.1")}
-    found = sweep(causal, tokens, variants, by_tuple, batch=dataset, batch_size=3)
-    both = torch.stack([targets.float(), weights], 1)
-    expected = sweep(
-        causal, tokens, variants, lambda out, b: by_tuple(out, (b[:, 0].long(), b[:, 1])), batch=both
-    )
-    np.testing.assert_allclose(found.frame["value"], expected.frame["value"], rtol=1e-6)
 
 
 def test_positions_default_to_those_that_the_metric_says_it_reads(causal, tokens):
