@@ -13,21 +13,13 @@ DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
 
 
 def check_written_device(device: str) -> None:
-    """Refuses a text that cannot name a device. Imports no torch.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuses a text that cannot name a device. Imports no torch."""
     if not DEVICE.fullmatch(device):
         raise UserError(f"--device {device!r}: write cpu, cuda, cuda:1 or mps")
 
 
 def check_device(device: Any) -> None:
-    """Refuses a device that this machine does not have, by making a number on it.
-
-    Raises:
-        UserError: in one line, with the devices that there are.
-    """
+    """Refuses a device that this machine does not have, by making a number on it."""
     import torch
 
     try:

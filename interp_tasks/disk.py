@@ -60,11 +60,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def atomic_write(path: Path, content: str | bytes) -> Path:
-    """Creates or replaces a file: a reader sees the old content or the new, never a part.
-
-    Raises:
-        UserError: if the file system refuses.
-    """
+    """Creates or replaces a file: a reader sees the old content or the new, never a part."""
     return write_together({path: content})[0]
 
 
@@ -73,9 +69,6 @@ def write_together(files: Mapping[Path, str | bytes], stale: Collection[Path] = 
 
     Args:
         stale: files of an earlier writing that would disagree with these; they are removed.
-
-    Raises:
-        UserError: if the file system refuses.
     """
     temporary = {path: temporary_beside(path) for path in files}
     path = Path()
@@ -104,11 +97,7 @@ def write_together(files: Mapping[Path, str | bytes], stale: Collection[Path] = 
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Fill the folder given; on a normal exit it is renamed to ``path``, on an exception it is gone.
-
-    Raises:
-        UserError: if ``path`` exists, or cannot be made.
-    """
+    """Fill the folder given; on a normal exit it is renamed to ``path``, on an exception it is gone."""
     check_absent(path)
     temporary = temporary_beside(path)
     with writing(path):
@@ -139,20 +128,22 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
-def lock_folder(folder: Path) -> BaseFileLock:
-    """Returns the lock of a folder, held until its ``release()`` or the end of the process, however that ends.
+def lock_of(file: Path) -> BaseFileLock:
+    """Returns a lock that is free again when its holder ends, however that ends."""
+    from filelock import FileLock
 
-    Raises:
-        UserError: naming the process that holds it; for a link, or anything else than a regular file, in its place: the
-            lock would change that.
-    """
-    from filelock import FileLock, Timeout
-
-    file = folder / LOCK_FILE
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise UserError(f"{file} is a link or no regular file, and no lock: remove it")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file, thread_local=False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(file, thread_local=False)
+
+
+def lock_folder(folder: Path) -> BaseFileLock:
+    """Returns the lock of a folder, held until its ``release()`` or the end of the process, however that ends."""
+    from filelock import Timeout
+
+    file = folder / LOCK_FILE
+    lock = lock_of(file)
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -165,15 +156,11 @@ def lock_folder(folder: Path) -> BaseFileLock:
 
 
 def check_writable_folder(folder: Path) -> None:
-    """Refuses a folder that cannot be made or written to; makes nothing.
-
-    Raises:
-        UserError: naming the folder and the reason.
-    """
+    """Refuses a folder that cannot be made or written to; makes nothing."""
     existing = folder
     while not (existing.exists() or existing.is_symlink()) and existing != existing.parent:
         existing = existing.parent
-    if existing.is_symlink() and not existing.exists():
+    if not existing.exists():
         raise UserError(f"cannot write to {folder}: {existing} is a link to nothing")
     if not existing.is_dir():
         raise UserError(f"cannot write to {folder}: {existing} is a file, not a folder")
@@ -182,11 +169,7 @@ def check_writable_folder(folder: Path) -> None:
 
 
 def check_writable_file(path: Path) -> None:
-    """Refuses a file that could not be written or replaced; makes nothing.
-
-    Raises:
-        UserError: naming the file and the reason.
-    """
+    """Refuses a file that could not be written or replaced; makes nothing."""
     if path.is_dir():
         raise UserError(
             f"cannot write to {path}: it is a folder; name a file in it, such as {path / 'page.html'}"

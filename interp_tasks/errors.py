@@ -24,10 +24,6 @@ class Diverged(UserError):
 
 
 def check_system() -> None:
-    """Refuses Windows, which lacks what long runs are measured and locked by.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuses Windows, which lacks what long runs are measured and locked by."""
     if sys.platform == "win32":
         raise UserError("interp_tasks needs Linux or macOS: on Windows, install it in WSL")

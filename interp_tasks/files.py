@@ -31,9 +31,6 @@ def read_file(file: Path, noun: str, most: int | None = None, option: str = "") 
         noun: that it should hold.
         most: bytes; ``None``: as many as it has.
         option: that names the file.
-
-    Raises:
-        UserError: in one line, if it is missing, unreadable, no regular file, or too long.
     """
     named = f"{option} {file}".lstrip()
     try:
@@ -56,11 +53,7 @@ def read_file(file: Path, noun: str, most: int | None = None, option: str = "") 
 
 
 def check_file(file: Path, option: str) -> None:
-    """Refuses a path that is no regular file.
-
-    Raises:
-        UserError: headed by the option that names it.
-    """
+    """Refuses a path that is no regular file."""
     try:
         if not file.exists():
             raise UserError(f"{option} {file}: no such file")
@@ -71,11 +64,7 @@ def check_file(file: Path, option: str) -> None:
 
 
 def read_toml(file: Path, noun: str, option: str = "") -> dict[str, Any]:
-    """Returns the content of a TOML file.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Returns the content of a TOML file."""
     named = f"{option} {file}".lstrip()
     content = read_file(file, noun, MAX_TEXT, option)
     joined = re.sub(rb"[ \t]+", b" ", content).replace(b" .", b".").replace(b". ", b".")
@@ -90,12 +79,7 @@ def read_toml(file: Path, noun: str, option: str = "") -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Reads a user's text as JSON.
-
-    Raises:
-        json.JSONDecodeError: for what is no JSON.
-        UserError: for what is, but nested without end or with whole numbers that no setting takes.
-    """
+    """Reads a user's text as JSON."""
     try:
         return json.loads(text, parse_int=parse_whole)
     except RecursionError:

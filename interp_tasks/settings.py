@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
 
 
 def import_file(path: Path) -> None:
-    """Runs a user's Python file once, so that the tasks it registers are known; it may import the modules beside it.
-
-    Raises:
-        UserError: for a file that is not there, or that fails or exits, with the line it does so on.
-    """
+    """Runs a user's Python file once, so that the tasks it registers are known; it may import the modules beside it."""
     check_file(path, "--import")
     name = f"interp_run_import_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     if name in sys.modules:
@@ -82,21 +79,13 @@ def import_file(path: Path) -> None:
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt):
             raise
-        lines = [line for file, line in frames(error) if Path(file) == path or Path(file) == path.resolve()]
+        here = (str(path), str(path.resolve()))
+        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename in here]
+        if isinstance(error, SyntaxError) and error.filename in here:
+            lines.append(error.lineno)
         line_text = f", line {lines[-1]}" if lines else ""
         message = ": ".join(filter(None, (type(error).__name__, str(error))))
         raise UserError(f"--import {path}{line_text}: {message}") from error
-
-
-def frames(error: BaseException) -> list[tuple[str, int]]:
-    locations = []
-    trace = error.__traceback__
-    while trace is not None:
-        locations.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
-        trace = trace.tb_next
-    if isinstance(error, SyntaxError) and error.filename:
-        locations.append((error.filename, error.lineno or 0))
-    return locations
 
 
 def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:

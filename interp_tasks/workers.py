@@ -62,9 +62,6 @@ def worker_pool(processes: int, threads: int | None = None) -> Iterator[ProcessP
 
     Args:
         threads: of torch in each; ``None``: torch's default.
-
-    Raises:
-        Stopped: on SIGTERM or SIGHUP.
     """
     # Not "fork", which would copy torch's threads in an unknown state.
     pool = ProcessPoolExecutor(processes, QuietContext(), begin_worker, (threads,))

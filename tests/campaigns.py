@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import os
 import pickle
@@ -55,13 +56,9 @@ SETTINGS = {
 OPERATIONS = ("open", "rename", "replace", "fsync", "unlink", "rmdir", "mkdir")
 
 
-class Fault(AssertionError):
-    """What should not have happened, in one line."""
-
-
 def expect(held: bool, what: str) -> None:
     if not held:
-        raise Fault(what)
+        raise AssertionError(what)
 
 
 def train(run: Path) -> int:
@@ -77,14 +74,13 @@ def train(run: Path) -> int:
 def forked(act: Callable[[], Any], output: Path) -> int:
     """Does something in a child, with its output in a file; returns its process id."""
     sys.stdout.flush()
-    pid = os.fork()
-    if pid:
+    if pid := os.fork():
         return pid
     status = 70
     try:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
+        with output.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
         warnings.simplefilter("ignore")
         status = int(act() or 0)
     except BaseException:
@@ -96,13 +92,11 @@ def forked(act: Callable[[], Any], output: Path) -> int:
 
 def die_at(number: int) -> None:
     """Kills this process before its disk operation of that number."""
-    count = 0
+    counted = itertools.count(1)
 
     def watched(operation: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == number:
+            if next(counted) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
             return operation(*arguments, **options)
 
@@ -131,12 +125,10 @@ def weights(run: Path) -> dict[str, bytes]:
     from interp_tasks.checkpoints.load import read_parameters
     from interp_tasks.checkpoints.meta import read_meta
 
-    found = {}
-    for step in stored_steps(run):
-        folder = run / "checkpoints" / f"{step:08d}"
+    folders = [run / "checkpoints" / f"{step:08d}" for step in stored_steps(run)]
+    for folder in folders:
         read_parameters(folder, read_meta(folder))
-        found[folder.name] = (folder / "model.safetensors").read_bytes()
-    return found
+    return {folder.name: (folder / "model.safetensors").read_bytes() for folder in folders}
 
 
 def killed(number: int, good: Path, scratch: Path) -> str:
@@ -167,14 +159,11 @@ def killed(number: int, good: Path, scratch: Path) -> str:
 # ---- Mangled
 
 
-class Canary:
-    """Unpickled, it makes a folder."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+class Canary(str):
+    """Unpickled, it makes a folder of its name."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.path,)
+        return os.mkdir, (str(self),)
 
 
 def spoilt(content: bytes, chance: random.Random, canary: str) -> bytes:

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import Drop, detect_drop
 from interp_tasks.checkpoints.marks import MARKS, find_marks
-from interp_tasks.checkpoints.refs import ResolvedCheckpoint, describe_run, resolve, zoo_names
+from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve, zoo_names
 from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_steps
 
 if TYPE_CHECKING:
-    from interp_tasks.checkpoints.foreign_weights import ImportedCheckpoint, import_checkpoint
+    from interp_tasks.checkpoints.foreign_weights import import_checkpoint
     from interp_tasks.checkpoints.load import Checkpoint, load_checkpoint, load_checkpoints
-    from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
+    from interp_tasks.checkpoints.run_folder import RunFolder
     from interp_tasks.checkpoints.save import save_checkpoint
 
 _NEEDS_TORCH = {
     "Checkpoint": "load",
-    "ImportedCheckpoint": "foreign_weights",
-    "ResumePoint": "run_folder",
     "RunFolder": "run_folder",
     "import_checkpoint": "foreign_weights",
     "load_checkpoint": "load",
@@ -34,11 +32,8 @@ __all__ = [
     "MARKS",
     "Checkpoint",
     "Drop",
-    "ImportedCheckpoint",
     "ResolvedCheckpoint",
-    "ResumePoint",
     "RunFolder",
-    "describe_run",
     "detect_drop",
     "find_marks",
     "import_checkpoint",
@@ -59,7 +54,3 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)
     globals()[name] = value
     return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

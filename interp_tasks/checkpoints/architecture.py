@@ -13,88 +13,80 @@ import torch
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from interp_tasks.checkpoints.run_files import to_json
-from interp_tasks.checkpoints.tensors import DTYPES, dtype_name
 from interp_tasks.errors import UserError
 from tasks.hooked import construct, global_randomness_untouched
 from tasks.post_norm import PostNormConfig
 
+#: Dtypes of parameters that are stored, by name.
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 # Where a model runs is no part of what it is; n_params is computed.
 _NOT_STORED = {"device", "n_devices", "n_params"}
 
 
-def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Returns every field that shapes the model, but ``dtype`` as its parameters have it (``cfg`` can lag behind).
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
-    Raises:
-        UserError: for a field that JSON cannot hold.
-    """
+
+def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """Returns every field that shapes the model, but ``dtype`` as its parameters have it (``cfg`` can lag behind)."""
     known = {field.name for field in dataclasses.fields(config)} - _NOT_STORED
     fields = {name: value for name, value in config.to_dict().items() if name in known}
-    fields["dtype"] = dtype_name(dtype)
     try:
-        return {name: to_json(value, f"cfg.{name}") for name, value in fields.items()}
+        stored: dict[str, Any] = to_json({**fields, "dtype": dtype_name(dtype)}, "cfg")
     except TypeError as error:
         raise UserError(f"the model's config cannot be stored: {error}") from None
+    return stored
 
 
 def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
-    """Returns the model that a stored config describes, its parameters not yet filled in.
-
-    Raises:
-        UserError: naming ``file``, for a config that this transformer-lens does not know or refuses.
-    """
-    fields = dict(stored)
+    """Returns the model that a stored config describes, its parameters not yet filled in."""
     # Only post-norm models say how they are normed: a reader that does not know of it refuses the field.
-    kind = PostNormConfig if "norm" in fields else HookedTransformerConfig
-    known = {field.name for field in dataclasses.fields(kind)} - _NOT_STORED
-    unknown = sorted(set(fields) - known)
+    kind = PostNormConfig if "norm" in stored else HookedTransformerConfig
+    unknown = sorted(
+        set(stored) - {field.name for field in dataclasses.fields(kind)} | set(stored) & _NOT_STORED
+    )
     if unknown:
         raise UserError(
             f"{file} describes a model that the installed transformer-lens does not know: "
             f"config field {', '.join(unknown)}; see versions in {file.name}"
         )
-    dtype = DTYPES.get(str(fields.get("dtype")))
-    if dtype is None:
-        raise UserError(f"{file} describes no known model: its config's dtype is {fields.get('dtype')!r}")
-    if fields.get("attn_scale") == 0:
-        raise UserError(f"{file} describes no known model: its config's attn_scale is 0")
+    dtype = DTYPES.get(str(stored.get("dtype")))
+    for name, is_wrong in (("dtype", dtype is None), ("attn_scale", stored.get("attn_scale") == 0)):
+        if is_wrong:
+            raise UserError(f"{file} describes no known model: its config's {name} is {stored.get(name)!r}")
     # Weights come from the file: drawing them costs time, and a tokenizer would be fetched from the network.
     overrides = {"dtype": dtype, "device": "cpu", "init_weights": False, "tokenizer_name": None}
     try:
         with global_randomness_untouched():  # a config with a seed reseeds everything
-            config = kind(**{**fields, **overrides})
+            config = kind(**{**stored, **overrides})
         model = construct(config)
     # transformer-lens reports a config it cannot build with whatever its code runs into first.
     except Exception as error:
         complaint = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{file} describes no model that transformer-lens can build: {complaint}") from None
-    for name in ("init_weights", "tokenizer_name"):
-        if name in fields:
-            setattr(model.cfg, name, fields[name])
+    for name in {"init_weights", "tokenizer_name"} & set(stored):
+        setattr(model.cfg, name, stored[name])
     return model
 
 
 def check_rebuilds(model: HookedTransformer, config: Mapping[str, Any]) -> None:
-    """Refuses a model that its config does not rebuild: only parameters are stored, the rest comes from there.
-
-    Raises:
-        UserError: naming the first tensor in which the two differ.
-    """
+    """Refuses a model that its config does not rebuild: only parameters are stored, the rest comes from there."""
     shapes = _rebuilt(json.dumps(config, sort_keys=True))
-    own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    own = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     for name in {**shapes, **own}:
         if own.get(name) != shapes.get(name):
             raise UserError(
                 f"the model is not the one its config describes: parameter {name} has shape "
-                f"{_shape(own.get(name))} in the model and {_shape(shapes.get(name))} by the config"
+                f"{own.get(name, 'none')} in the model and {shapes.get(name, 'none')} by the config"
             )
 
 
 @lru_cache(maxsize=2)
-def _rebuilt(config: str) -> dict[str, tuple[int, ...]]:
+def _rebuilt(config: str) -> dict[str, list[int]]:
     model = model_from_json(json.loads(config), Path("the model's config"))
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "none" if shape is None else str(list(shape))
+    return {name: list(parameter.shape) for name, parameter in model.named_parameters()}

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 MIN_VALUES = 8
 #: Splits tried for the first guess; more do not move it.
 MAX_SPLITS = 50
-#: Windows whose medians are taken at once.
-WINDOWS = 2**16
 LEAST_CHANGE = 0.3
 #: Speed along the plateau over speed from 30% to 70% of the drop. A straight line has 1, exp(-t) 2, a loss
 #: that sinks by a quarter before it drops 0.4, an S-curve from a level plateau less than 0.1.
@@ -83,48 +80,42 @@ class Drop:
         return 0.4 * self.crossing / (self.middle[1] - self.middle[0])
 
 
-@dataclass(frozen=True)
 class Smoothed:
-    """A curve, seen as a fall, with the medians that tell a lasting change from a spike, each taken once."""
+    """A curve, seen as a fall, with the medians that tell a lasting change from a spike.
 
-    curve: Array
-    window: int
+    ``ahead`` are medians of the values from each on, ``behind`` of those before each, ``around`` of those around each:
+    of as many as there are at the ends, NaN where there are none.
+    """
 
-    @cached_property
-    def ahead(self) -> Array:
-        """Medians of the values from each on."""
-        return _medians(self.curve, 0, self.window - 1)
+    def __init__(self, curve: Array) -> None:
+        import pandas
 
-    @cached_property
-    def behind(self) -> Array:
-        """Medians of the values before each."""
-        return _medians(self.curve, -self.window, -1)
+        self.curve = curve
+        # So many values make a passage lasting: odd, 3 in a very short log, 5 to 15 by its length.
+        window = 3 if len(curve) < 20 else min(15, max(5, len(curve) // 50 | 1))
+        values = pandas.Series(curve)
+        self.behind: Array = values.rolling(window, min_periods=1).median().shift().to_numpy()
+        self.ahead: Array = values[::-1].rolling(window, min_periods=1).median()[::-1].to_numpy()
+        self.around: Array = values.rolling(window, min_periods=1, center=True).median().to_numpy()
 
-    @cached_property
-    def around(self) -> Array:
-        """Medians of the values around each."""
-        return _medians(self.curve, -(self.window // 2), self.window // 2)
+    def lastingly_below(self, level: float) -> NDArray[np.bool_]:
+        """Tells at which indices it is below a level, and the median of what follows too."""
+        return (self.curve < level) & (self.ahead < level)
 
     def first_crossing(self, level: float) -> int | None:
         """Returns the first index at which it comes below a level lastingly, having been above it lastingly."""
-        below = (self.curve < level) & (self.ahead < level)
-        below[1:] &= self.behind[1:] > level
-        below[0] = False
+        below = self.lastingly_below(level) & (self.behind > level)
         return int(below.argmax()) if below.any() else None
 
     def last_before(self, crossing: int, level: float) -> int:
         """Returns the last index before the crossing at which it is above a level, smoothed."""
-        import numpy as np
-
-        above = np.flatnonzero(self.around[:crossing] > level)
+        above = (self.around[:crossing] > level).nonzero()[0]
         return int(above[-1]) if len(above) else 0
 
     def first_after(self, crossing: int, level: float) -> int:
         """Returns the first index from the crossing on at which it is below a level lastingly, or the last."""
-        import numpy as np
-
-        below = np.flatnonzero(((self.curve < level) & (self.ahead < level))[crossing:])
-        return crossing + int(below[0]) if len(below) else len(self.curve) - 1
+        below = self.lastingly_below(level)[crossing:]
+        return crossing + int(below.argmax()) if below.any() else len(self.curve) - 1
 
 
 def final_level(curve: Sequence[float] | Array) -> float:
@@ -135,14 +126,9 @@ def final_level(curve: Sequence[float] | Array) -> float:
 
 
 def detect_drop(
-    steps: Steps,
-    values: Values,
-    direction: Literal["down", "up"],
-    theory: float | None = None,
+    steps: Steps, values: Values, direction: Literal["down", "up"], theory: float | None = None
 ) -> Drop | None:
-    """Returns the drop in a logged metric; ``None`` if there is none.
-
-    :func:`why_no_drop` says why not.
+    """Returns the drop in a logged metric; ``None`` if there is none, :func:`drop_or_reason` says why.
 
     Args:
         steps: ascending, any spacing.
@@ -157,24 +143,10 @@ def detect_drop(
     return found if isinstance(found, Drop) else None
 
 
-def why_no_drop(
-    steps: Steps,
-    values: Values,
-    direction: Literal["down", "up"],
-    theory: float | None = None,
-) -> str:
-    """Returns which condition a metric without a drop fails, in words; nothing for one that has a drop."""
-    found = drop_or_reason(steps, values, direction, theory)
-    return "" if isinstance(found, Drop) else found
-
-
 def drop_or_reason(
-    steps: Steps,
-    values: Values,
-    direction: Literal["down", "up"],
-    theory: float | None,
+    steps: Steps, values: Values, direction: Literal["down", "up"], theory: float | None = None
 ) -> Drop | str:
-    """Returns the drop, or why there is none."""
+    """Returns the drop, or which condition a metric without one fails, in words; see :func:`detect_drop`."""
     import numpy as np
 
     if len(steps) != len(values):
@@ -189,7 +161,7 @@ def drop_or_reason(
     sign, moves = (1, "fall") if direction == "down" else (-1, "rise")
     if len(curve) < MIN_VALUES:
         return f"{len(curve)} values are logged, a drop is told from {MIN_VALUES} at least (train.log_every)"
-    smoothed, final = Smoothed(curve, _window(len(curve))), final_level(curve)
+    smoothed, final = Smoothed(curve), final_level(curve)
     found = _plateau_and_crossing(at, smoothed, final)
     if isinstance(found, str):
         return f"it does not {moves}{found}, yet; train longer (a larger train.steps)"
@@ -201,9 +173,14 @@ def drop_or_reason(
     if change < (LEAST_CHANGE * abs(plateau) if direction == "down" else LEAST_CHANGE):
         least = f"{LEAST_CHANGE:.0%} of the plateau" if direction == "down" else f"{LEAST_CHANGE:g}"
         return f"it goes {levels}, by less than {least}; train longer (a larger train.steps)"
-    if theory is not None and not _leaves(theory, plateau, final, direction):
+    # As a fall, from the plateau by theory to a perfect score.
+    perfect, begin = (0.0, theory) if direction == "down" else (-1.0, theory and -theory)
+    if begin is not None and (
+        abs(plateau - begin) > LEAST_CHANGE * (begin - perfect)
+        or final - perfect > (1 - LEAST_WAY) * (begin - perfect)
+    ):
         return (
-            f"it goes {levels}; a drop goes from the plateau by theory, {abs(theory):.4g}, to less than half of it; "
+            f"it goes {levels}; a drop goes from the plateau by theory, {theory:.4g}, to less than half of it; "
             "train longer (a larger train.steps)"
         )
     flat = _plateau_indices(at, crossing)
@@ -212,12 +189,9 @@ def drop_or_reason(
             f"it is half-way from the first values to the last by step {at[crossing]:.0f}, "
             "too early to tell a plateau before (train.log_every)"
         )
-    middle = [
-        smoothed.last_before(crossing, plateau - 0.3 * change),
-        smoothed.first_after(crossing, plateau - 0.7 * change),
-    ]
-    drop_speed = 0.4 * change / (at[middle[1]] - at[middle[0]])
-    if _speed(at, curve, flat) > STEADY * drop_speed:
+    first = smoothed.last_before(crossing, plateau - 0.3 * change)
+    last = smoothed.first_after(crossing, plateau - 0.7 * change)
+    if _speed(at, curve, flat) > STEADY * 0.4 * change / (at[last] - at[first]):
         return f"it {moves}s about as fast before its middle as in it: gradually, off no plateau"
     return Drop(
         onset=int(at[smoothed.last_before(crossing, plateau - 0.1 * change)]),
@@ -225,7 +199,7 @@ def drop_or_reason(
         plateau=sign * plateau,
         final=sign * final,
         crossing=int(at[crossing]),
-        middle=(int(at[middle[0]]), int(at[middle[1]])),
+        middle=(int(at[first]), int(at[last])),
     )
 
 
@@ -248,25 +222,12 @@ def _plateau_and_crossing(at: Array, smoothed: Smoothed, final: float) -> tuple[
     return plateau, crossing
 
 
-def _leaves(theory: float, plateau: float, final: float, direction: Literal["down", "up"]) -> bool:
-    """Tells whether a fall begins on the theoretical plateau and goes at least half-way to a perfect score.
-
-    Args:
-        plateau, final: as falls, whichever way the metric goes.
-    """
-    perfect = 0.0 if direction == "down" else -1.0
-    full_way = (theory if direction == "down" else -theory) - perfect
-    begins_on_it = abs(plateau - perfect - full_way) <= LEAST_CHANGE * full_way
-    return begins_on_it and final - perfect <= (1 - LEAST_WAY) * full_way
-
-
 def first_index_lastingly_below(values: Sequence[float] | Array, level: float) -> int | None:
     """Returns the first index at which finite values are below a level lastingly, as a drop's steps are."""
     import numpy as np
 
-    curve = np.asarray(values, dtype=np.float64)
-    below = np.flatnonzero((curve < level) & (_medians(curve, 0, _window(len(curve)) - 1) < level))
-    return int(below[0]) if len(below) else None
+    below = Smoothed(np.asarray(values, dtype=np.float64)).lastingly_below(level)
+    return int(below.argmax()) if below.any() else None
 
 
 def plateau_steps(steps: Steps, drop: Drop) -> Array:
@@ -320,29 +281,3 @@ def _level_before_best_split(at: Array, curve: Array) -> float:
         if before > after and cost < best:
             best, level = cost, before
     return level
-
-
-def _medians(curve: Array, first: int, last: int) -> Array:
-    """Returns at each index i the median of curve[i + first] ... curve[i + last], NaN where none of them exists."""
-    import numpy as np
-
-    count, width = len(curve), last - first + 1
-    medians = np.full(count, np.nan)
-    inside = range(max(0, -first), min(count, count - last))
-    if len(inside):
-        windows = np.lib.stride_tricks.sliding_window_view(curve, width)
-        # A part at a time, as every window is copied.
-        for start in range(inside.start, inside.stop, WINDOWS):
-            part = slice(start + first, min(start + WINDOWS, inside.stop) + first)
-            medians[part.start - first : part.stop - first] = np.median(windows[part], axis=1)
-    ends = {*range(count)[: max(0, -first)], *range(count)[max(0, count - last) :]}
-    for index in (index for index in ends if index not in inside):
-        some = curve[max(0, index + first) : max(0, index + last + 1)]
-        if len(some):
-            medians[index] = np.median(some)
-    return medians
-
-
-def _window(count: int) -> int:
-    """Returns the number of values that make a passage lasting: odd, 3 in a very short log, 5 to 15 by its length."""
-    return 3 if count < 20 else min(15, max(5, count // 50 | 1))

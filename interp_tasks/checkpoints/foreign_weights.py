@@ -20,7 +20,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from interp_tasks.checkpoints.architecture import config_to_json, model_from_json
+from interp_tasks.checkpoints.architecture import config_to_json, dtype_name, model_from_json
 from interp_tasks.checkpoints.hugging_face import (
     has_tokenizer,
     is_hugging_face,
@@ -35,6 +35,8 @@ from interp_tasks.errors import UserError
 from interp_tasks.files import MAX_JSON, read_file
 from tasks.base import Task
 
+Names = tuple[str, ...]
+
 SUFFIXES = (".pt", ".pth", ".safetensors")
 #: Where training scripts keep the weights among other things.
 NESTED = ("model", "state_dict", "model_state_dict")
@@ -43,7 +45,7 @@ WRAPPERS = ("module.", "_orig_mod.", "model.")
 #: Tensors of a HookedTransformer that are no parameters, and are built anew.
 BUFFERS = re.compile(r"(^|\.)(mask|IGNORE|rotary_sin|rotary_cos|alibi)$")
 #: How columns of a log begin that are of either split.
-_TRAIN, _VALIDATION = ("train",), ("test", "val", "valid", "validation")
+SPLITS = {"train": "train", **dict.fromkeys(("test", "val", "valid", "validation"), "validation")}
 #: What weights do not tell.
 UNTOLD = ("act_fn", "normalization_type", "attention_dir")
 #: Nor of a model without position embeddings.
@@ -62,8 +64,8 @@ class ImportedCheckpoint:
 
     path: Path
     step: int
-    transposed: tuple[str, ...]
-    zeros: tuple[str, ...]
+    transposed: Names
+    zeros: Names
 
 
 def import_checkpoint(
@@ -107,10 +109,8 @@ def import_checkpoint(
     lines = None if log is None else log_lines(Path(log))
     if is_hugging_face(folder) and has_tokenizer(folder):
         tokenizer = tokenizer or folder
-    described, files, states = read_weights(folder, step, task, dict(config or {}))
     # All before the folder is made, so that what is refused leaves none.
-    models = {number: model_from_json(described, files[number]) for number in sorted(states)}
-    arranged = {number: fill(model, states[number], files[number]) for number, model in models.items()}
+    described, models, arranged = read_models(folder, step, task, dict(config or {}))
     of_task = None if task is None else {"name": task.name, **task.model_dump(mode="json")}
     info = {
         "imported": {"source": str(source), "own_split": own_split},
@@ -128,18 +128,24 @@ def import_checkpoint(
     return [ImportedCheckpoint(path, number, *arranged[number]) for number, path in paths.items()]
 
 
-def read_weights(
+def read_models(
     folder: Path, step: int | None, task: Task | None, config: dict[str, Any]
-) -> tuple[dict[str, Any], dict[int, Path], dict[int, dict[str, Tensor]]]:
-    """Returns the architecture as JSON, and by step where weights are and what they are."""
+) -> tuple[dict[str, Any], dict[int, HookedTransformer], dict[int, tuple[Names, Names]]]:
+    """Returns the architecture as JSON, and by step the models and what :func:`fill` says of them."""
     if is_hugging_face(folder):
         if config:
             raise UserError(f"{folder} says itself what its model is: leave config out")
-        described, state = read_hugging_face(folder)
-        return described, {step or 0: folder}, {step or 0: state}
+        described, model = read_hugging_face(folder)
+        return described, {step or 0: model}, {step or 0: ((), ())}
     files = weight_files(folder, step)
-    states = {number: read_state(file) for number, file in files.items()}
-    return described_model(states[max(files)], task, config, files[max(files)]), files, states
+    states = {number: read_state(file) for number, file in sorted(files.items())}
+    described = described_model(states[max(files)], task, config, files[max(files)])
+    models = {number: model_from_json(described, files[number]) for number in states}
+    return (
+        described,
+        models,
+        {number: fill(models[number], states[number], files[number]) for number in models},
+    )
 
 
 def weight_files(source: Path, step: int | None) -> dict[int, Path]:
@@ -150,21 +156,16 @@ def weight_files(source: Path, step: int | None) -> dict[int, Path]:
         return {step_in_name(source) or 0 if step is None else step: source}
     if not source.is_dir():
         raise UserError(f"no file or folder {str(source)!r}")
+    if step is not None:
+        raise UserError(f"step {step}: {source} is a folder, whose files say their steps by their names")
     found: dict[int, Path] = {}
     for file in sorted(each for each in source.iterdir() if each.suffix in SUFFIXES):
         number = step_in_name(file)
         if number is None or number in found:
-            why = (
-                "has no step in its name"
-                if number is None
-                else f"is of step {number}, as {found[number].name} is"
-            )
-            raise UserError(f"{file} {why}: name files by their steps, such as model_4000{file.suffix}")
+            raise UserError(f"{file}: name files by their steps, one each, such as model_4000{file.suffix}")
         found[number] = file
     if not found:
         raise UserError(f"{source} holds no weights ({', '.join(SUFFIXES)})")
-    if step is not None:
-        raise UserError(f"step {step}: {source} is a folder, whose files say their steps by their names")
     return found
 
 
@@ -207,29 +208,21 @@ def described_model(
     state: Mapping[str, Tensor], task: Task | None, config: dict[str, Any], file: Path
 ) -> dict[str, Any]:
     """Returns the config of the model that the weights are of, as a checkpoint stores it."""
-    asked = () if task is not None else UNTOLD if "pos_embed.W_pos" in state else (*UNTOLD, *UNTOLD_OF_ANGLES)
-    untold = [name for name in asked if name not in config and told(state, name) is None]
-    if untold:
+    told: dict[str, Any] = {}
+    if "blocks.0.ln1.w" in state:
+        told["normalization_type"] = "LN" if "blocks.0.ln1.b" in state else "RMS"
+    if not any(".mlp." in name for name in state):
+        told["act_fn"] = "relu"  # of an MLP that there is not
+    asked = UNTOLD if "pos_embed.W_pos" in state else (*UNTOLD, *UNTOLD_OF_ANGLES)
+    untold = [name for name in asked if name not in {**told, **config}]
+    if task is None and untold:
         raise UserError(
             f"{file} does not tell {', '.join(untold)}: give the task, or a config file such as "
             '{"act_fn": "relu", "normalization_type": null, "attention_dir": "causal"}'
         )
-    fields: dict[str, Any] = {}
-    if task is not None:
-        model = task.build_model()
-        fields = config_to_json(model.cfg, torch.float32)
-    fields |= {name: value for name in UNTOLD if (value := told(state, name)) is not None}
-    fields |= {"dtype": str(state["embed.W_E"].dtype).removeprefix("torch."), "init_weights": False}
+    fields = {} if task is None else config_to_json(task.build_model().cfg, torch.float32)
+    fields |= {**told, "dtype": dtype_name(state["embed.W_E"].dtype), "init_weights": False}
     return fields | sizes(state, file) | config
-
-
-def told(state: Mapping[str, Tensor], setting: str) -> Any:
-    """Returns what weights tell of a setting; ``None``: nothing."""
-    if setting == "normalization_type" and "blocks.0.ln1.w" in state:
-        return "LN" if "blocks.0.ln1.b" in state else "RMS"
-    if setting == "act_fn" and not any(".mlp." in name for name in state):
-        return "relu"  # of an MLP that there is not
-    return None
 
 
 def sizes(state: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
@@ -237,9 +230,9 @@ def sizes(state: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
     layers = {int(name.split(".")[1]) for name in state if name.startswith("blocks.")}
     try:
         query, embedding = state["blocks.0.attn.W_Q"].shape, state["embed.W_E"].shape
-        key = state.get(
-            "blocks.0.attn.W_K", state.get("blocks.0.attn._W_K", state["blocks.0.attn.W_Q"])
-        ).shape
+        keys = [
+            state[f"blocks.0.attn.{name}"] for name in ("W_K", "_W_K") if f"blocks.0.attn.{name}" in state
+        ]
         unembedding = state["unembed.W_U"].shape
         # The width is what embedding and queries share; where both axes fit, they are as TransformerLens has them.
         both = [size for size in (embedding[1], embedding[0]) if size in query[1:]]
@@ -249,30 +242,29 @@ def sizes(state: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
         raise UserError(
             f"{file} is no HookedTransformer's state_dict: {error} is missing or of another form"
         ) from None
-    shapes = {"d_vocab": embedding, "d_vocab_out": unembedding}
-    for name, weight in (("d_mlp", "blocks.0.mlp.W_in"), ("n_ctx", "pos_embed.W_pos")):
-        shapes |= {name: state[weight].shape} if weight in state else {}
-    found = {}
-    for name, shape in shapes.items():
-        # W_E and W_pos are [size, d_model], W_U and W_in [d_model, size].
-        rows_first = name in ("d_vocab", "n_ctx")
-        width_last = shape[1] == d_model and (rows_first or shape[0] != d_model)
-        found[name] = shape[0] if width_last else shape[1]
+    # W_E and W_pos are [size, d_model], W_U and W_in [d_model, size].
+    shapes = {"d_vocab": (embedding, True), "d_vocab_out": (unembedding, False)}
+    for name, weight, rows_first in (
+        ("d_mlp", "blocks.0.mlp.W_in", False),
+        ("n_ctx", "pos_embed.W_pos", True),
+    ):
+        shapes |= {name: (state[weight].shape, rows_first)} if weight in state else {}
     return {
         "n_layers": max(layers) + 1,
         "d_model": d_model,
         "n_heads": n_heads,
         "d_head": d_head,
-        "attn_only": "d_mlp" not in found,
+        "attn_only": "d_mlp" not in shapes,
         "gated_mlp": "blocks.0.mlp.W_gate" in state,
-        "n_key_value_heads": None if key[0] == n_heads else key[0],
-        **found,
+        "n_key_value_heads": keys[0].shape[0] if keys and keys[0].shape[0] != n_heads else None,
+        **{
+            name: shape[0] if shape[1] == d_model and (rows_first or shape[0] != d_model) else shape[1]
+            for name, (shape, rows_first) in shapes.items()
+        },
     }
 
 
-def fill(
-    model: HookedTransformer, state: Mapping[str, Tensor], file: Path
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def fill(model: HookedTransformer, state: Mapping[str, Tensor], file: Path) -> tuple[Names, Names]:
     """Copies weights into a model in place; returns the names of those that were transposed, and of those set to 0."""
     parameters = dict(model.named_parameters())
     left = sorted(set(state) - set(parameters))
@@ -283,19 +275,18 @@ def fill(
     transposed, zeros = [], []
     with torch.no_grad():
         for name, parameter in parameters.items():
-            if name not in state and name.rpartition(".")[2].startswith("b"):
+            if name not in state and not name.rpartition(".")[2].startswith("b"):
+                raise UserError(f"{file} lacks {name}")
+            if name not in state:
                 parameter.zero_()
                 zeros.append(name)
                 continue
-            if name not in state:
-                raise UserError(f"{file} lacks {name}")
-            tensor = state[name]
-            arranged = fitting(tensor, tuple(parameter.shape), name)
+            arranged = fitting(state[name], tuple(parameter.shape), name)
             if arranged is None:
                 raise UserError(
-                    f"{file}: {name} has shape {list(tensor.shape)}, where its model has {list(parameter.shape)}"
+                    f"{file}: {name} has shape {list(state[name].shape)}, where its model has {list(parameter.shape)}"
                 )
-            if arranged is not tensor:
+            if arranged is not state[name]:
                 transposed.append(name)
             parameter.copy_(arranged)
     return tuple(transposed), tuple(zeros)
@@ -337,7 +328,7 @@ def log_lines(file: Path) -> list[dict[str, Any]]:
         line: dict[str, Any] = {"step": step, "train": {}, "validation": {}}
         for name, value in row.items():
             of, _, metric = name.replace("/", "_").partition("_")
-            named = of in (*_TRAIN, *_VALIDATION) and metric
-            line["train" if named and of in _TRAIN else "validation"][metric if named else name] = value
+            is_named = of in SPLITS and metric
+            line[SPLITS[of] if is_named else "validation"][metric if is_named else name] = value
         lines.append(line)
     return lines

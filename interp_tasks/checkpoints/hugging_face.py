@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.architecture import config_to_json, model_from_json
+from interp_tasks.checkpoints.run_files import read_json
 from interp_tasks.errors import UserError
 
 #: In a run folder, what its texts are tokenised with.
@@ -26,17 +26,15 @@ IN_PYTHON = (
 
 
 def is_hugging_face(source: Path) -> bool:
-    return (source / "config.json").is_file()
+    """Tells whether a folder has a Hugging Face model's config, which names its kind."""
+    file = source / "config.json"
+    return file.is_file() and "model_type" in read_json(file, "a model's config")
 
 
-def read_hugging_face(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns the config, as a checkpoint stores it, and the parameters of a folder's model as a HookedTransformer.
+def read_hugging_face(folder: Path) -> tuple[dict[str, Any], HookedTransformer]:
+    """Returns the config of a folder's model, as a checkpoint stores it, and the model as a HookedTransformer.
 
     Nothing of the folder is run, and nothing is fetched: weights are safetensors.
-
-    Raises:
-        UserError: for weights that cannot be read, and a model that transformer-lens does not convert, or converts into
-            one that computes something else.
     """
     from transformer_lens import loading_from_pretrained
     from transformers import AutoModelForCausalLM
@@ -55,7 +53,7 @@ def read_hugging_face(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             # transformers no longer writes.
             neutral = Path(temporary) / "model"
             neutral.mkdir()
-            settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            settings = read_json(folder / "config.json", "a model's config")
             length = {"n_ctx": settings["n_positions"]} if "n_positions" in settings else {}
             (neutral / "config.json").write_text(json.dumps(length | settings), encoding="utf-8")
             config = loading_from_pretrained.get_pretrained_model_config(
@@ -72,26 +70,19 @@ def read_hugging_face(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "model_name": folder.resolve().name,
     }
     model = model_from_json(described, folder)
-    parameters = dict(model.named_parameters())
-    # Contiguous copies, because heads of one matrix and tied embeddings share their memory.
-    state = {name: tensor.clone() for name, tensor in state.items() if name in parameters}
-    model.load_state_dict(state, strict=False)
+    names = {name for name, _ in model.named_parameters()}
+    model.load_state_dict({name: each for name, each in state.items() if name in names}, strict=False)
     check_same(model, own, folder)
-    return described, state
+    return described, model
 
 
 def check_same(model: HookedTransformer, own: Any, folder: Path) -> None:
-    """Refuses an import that does not compute what the model itself does.
-
-    Raises:
-        UserError: saying by how much they differ.
-    """
+    """Refuses an import that does not compute what the model itself does."""
     generator = torch.Generator().manual_seed(0)
-    length = min(COMPARED, model.cfg.n_ctx)
-    tokens = torch.randint(model.cfg.d_vocab, (2, length), generator=generator)
+    tokens = torch.randint(model.cfg.d_vocab, (2, min(COMPARED, model.cfg.n_ctx)), generator=generator)
     with torch.no_grad():
-        pair = [each.double().log_softmax(-1) for each in (model(tokens), own(tokens).logits)]
-    difference = float((pair[0] - pair[1]).abs().max())
+        one, other = (each.double().log_softmax(-1) for each in (model(tokens), own(tokens).logits))
+    difference = float((one - other).abs().max())
     if not difference <= TOLERANCE:
         raise UserError(
             f"{folder}: its HookedTransformer computes something else (log-probabilities off by {difference:.2g}); "

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from interp_tasks.checkpoints.architecture import model_from_json
+from interp_tasks.checkpoints.architecture import DTYPES, dtype_name, model_from_json
 from interp_tasks.checkpoints.hugging_face import give_tokenizer
 from interp_tasks.checkpoints.meta import no_task
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
-from interp_tasks.checkpoints.run_files import META_FILE, WEIGHTS_FILE
-from interp_tasks.checkpoints.tensors import DTYPES, dtype_name, read_tensors
+from interp_tasks.checkpoints.run_files import META_FILE, TRAINING_STATE_FILE, WEIGHTS_FILE, check_digest
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
+from interp_tasks.files import read_file
 from tasks.base import Task
 from tasks.errors import TaskError
 
@@ -49,9 +51,9 @@ class Checkpoint:
         Raises:
             UserError: saying why there is none.
         """
-        if self.task is not None:
-            return self.task
-        raise no_task(self.meta, self.ref)
+        if self.task is None:
+            raise no_task(self.meta, self.ref)
+        return self.task
 
 
 def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Checkpoint:
@@ -75,6 +77,25 @@ def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Ite
     return (load_resolved(each, device) for each in resolved)
 
 
+def read_tensors(file: Path, noun: str, expected: Any) -> dict[str, Tensor]:
+    """Returns the tensors of a safetensors file, checked against the digest that ``meta.json`` has of it."""
+    content = read_file(file, noun)
+    check_digest(file, content, expected)
+    try:
+        return load(content)
+    # A header that names a dtype torch lacks surfaces as KeyError, wrong sizes as ValueError or RuntimeError.
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        complaint = " ".join(str(error).split())
+        raise UserError(f"{file} is not a readable safetensors file: {complaint}") from None
+
+
+def read_training_state(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor] | None:
+    """Returns the tensors that a run needs besides weights to resume exactly; ``None`` where none are kept."""
+    file, expected = folder / TRAINING_STATE_FILE, meta.get("training_state")
+    is_kept = expected is not None and file.is_file()
+    return read_tensors(file, "a training state", expected) if is_kept else None
+
+
 def read_parameters(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the tensors of a checkpoint's weights file, checked against its ``meta.json`` and finite."""
     file = folder / WEIGHTS_FILE
@@ -94,19 +115,14 @@ def read_parameters(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def fill_parameters(model: HookedTransformer, tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Copies stored parameters into a model, in place, after checking that they are exactly the model's.
-
-    Raises:
-        UserError: naming ``file`` and the first parameter that is missing, left over, or of another shape.
-    """
+    """Copies stored parameters into a model, in place, after checking that they are exactly the model's."""
     parameters = dict(model.named_parameters())
     for kind, names in (
         ("lacks parameter", sorted(parameters.keys() - tensors.keys())),
         ("holds an unknown parameter", sorted(tensors.keys() - parameters.keys())),
     ):
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise UserError(f"{file} {kind} {names[0]}{more}: it does not hold the model that is asked for")
+            raise UserError(f"{file} {kind} {names[0]}: it does not hold the model that is asked for")
     for name, parameter in parameters.items():
         if tensors[name].shape != parameter.shape:
             raise UserError(
@@ -118,11 +134,7 @@ def fill_parameters(model: HookedTransformer, tensors: Mapping[str, Tensor], fil
 
 
 def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoint:
-    """Loads a checkpoint onto a device: its files checked, its model built and filled, its task made.
-
-    Raises:
-        UserError: for files that are mangled or do not fit each other, or a device that is not there.
-    """
+    """Loads a checkpoint onto a device: its files checked, its model built and filled, its task made."""
     check_device(device)
     folder, meta = resolved.path, resolved.meta
     if meta["step"] != resolved.step:
@@ -137,21 +149,10 @@ def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> C
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)
     model.to(torch.device(device), print_details=False)
-    return Checkpoint(
-        model=model,
-        task=_task(resolved, model),
-        step=meta["step"],
-        meta=meta,
-        ref=resolved.ref,
-        path=folder,
-        run=resolved.run_name,
-    )
-
-
-def _task(resolved: ResolvedCheckpoint, model: HookedTransformer) -> Task | None:
+    task = resolved.task
     try:
-        if resolved.task is not None:
-            resolved.task.check_model(model)
+        if task is not None:
+            task.check_model(model)
     except TaskError as error:
-        raise UserError(f"{resolved.path / META_FILE}: {error}") from None
-    return resolved.task
+        raise UserError(f"{folder / META_FILE}: {error}") from None
+    return Checkpoint(model, task, resolved.step, meta, resolved.ref, folder, resolved.run_name)

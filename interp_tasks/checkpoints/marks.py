@@ -14,10 +14,10 @@ from interp_tasks.checkpoints.run_files import (
     METRICS_FILE,
     RUN_FILE,
     log_file,
+    read_columns,
     read_run,
     stored_steps,
 )
-from interp_tasks.checkpoints.run_log import read_columns
 from interp_tasks.errors import UserError
 
 MARKS = ("pre", "onset", "end", "post")
@@ -56,11 +56,7 @@ def find_marks(
 
 
 def find_drop(run: Path, described: Mapping[str, Any], name: str) -> Drop:
-    """Returns the drop that a run's own metrics show.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """Returns the drop that a run's own metrics show."""
     metric = described.get("drop_metric")
     if not isinstance(metric, dict) or metric.get("direction") not in ("down", "up") or "name" not in metric:
         raise UserError(
@@ -92,41 +88,35 @@ def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
     if "plateau" in metric:
         stored: float | None = metric["plateau"]
         return stored
-    config = described.get("config")
-    section = config.get("task") if isinstance(config, dict) else None
-    if not isinstance(section, dict):
-        return None
     import tasks
 
-    settings = {key: value for key, value in section.items() if key != "name"}
-    if section.get("name") not in tasks.list():
-        return None
     try:
-        return tasks.get(section["name"], **settings).plateau_levels().get(metric["name"])
-    except (TypeError, ValueError):  # settings that this version of the task does not take
+        settings = dict(described["config"]["task"])
+        return tasks.get(settings.pop("name"), **settings).plateau_levels().get(metric["name"])
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+    ):  # a task that is not known here, or takes other settings by now
         return None
 
 
 def marks_around(drop: Drop, steps: list[int], name: str, needed: Collection[str] = MARKS) -> dict[str, int]:
-    """Returns the marks of a drop among stored steps, of each side that has a checkpoint.
-
-    Raises:
-        UserError: if a needed one is on a side that has none.
-    """
+    """Returns the marks of a drop among stored steps, of each side that has a checkpoint."""
     before = [step for step in steps if step <= drop.onset]
     after = [step for step in steps if step >= drop.end]
     for side, where, nearest, marks in (
-        (before, "before", f"first is @{steps[0]}", ("pre", "onset")),
-        (after, "after", f"last is @{steps[-1]}", ("end", "post")),
+        (before, "before", f"first is @{steps[0]}", {"pre", "onset"}),
+        (after, "after", f"last is @{steps[-1]}", {"end", "post"}),
     ):
-        if not side and not set(marks).isdisjoint(needed):
+        if not side and marks.intersection(needed):
             raise UserError(
                 f"{name} has no checkpoint {where} its drop (steps {drop.onset} to {drop.end}): the {nearest}"
             )
-    found: dict[str, int] = {}
-    if before:
-        plateau = [step for step in before if step > 0] or before
-        found |= {"pre": min(plateau, key=lambda step: abs(step - drop.onset / 4)), "onset": before[-1]}
-    if after:
-        found |= {"end": after[0], "post": steps[-1]}
-    return found
+    plateau = [step for step in before if step > 0] or before
+    found = (
+        {"pre": min(plateau, key=lambda step: abs(step - drop.onset / 4)), "onset": before[-1]}
+        if before
+        else {}
+    )
+    return found | ({"end": after[0], "post": steps[-1]} if after else {})

@@ -5,66 +5,43 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from interp_tasks.checkpoints.run_files import (
     META_FILE,
     STOPPED_FOLDER,
     WEIGHTS_FILE,
+    checkpoint_folder,
     is_step,
     read_json,
     stored_steps,
 )
 from interp_tasks.errors import UserError
 
-if TYPE_CHECKING:
-    from tasks import Task
-
 FORMAT = 1
-
-
-def _names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _task(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, dict)
-        and isinstance(value.get("name"), str)
-        and isinstance(value.get("config"), dict)
-    )
-
-
-_FORM: dict[str, Callable[[Any], bool]] = {
-    "step": is_step,
-    "task": _task,
-    "model": lambda value: isinstance(value, dict),
-    "frozen": _names,
-    "weights": lambda value: isinstance(value, dict) and isinstance(value.get("dtype"), str),
-    "training_state": lambda value: value is None or isinstance(value, dict),
-    "metrics": lambda value: value is None or isinstance(value, dict),
-    "saved_at": lambda value: isinstance(value, str),
+#: Field -> its kinds.
+KINDS: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "task": (dict, type(None)),
+    "model": (dict,),
+    "frozen": (list,),
+    "weights": (dict,),
+    "training_state": (dict, type(None)),
+    "metrics": (dict, type(None)),
+    "saved_at": (str,),
 }
 
 
 def signed(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the meta data with a sha256 over all of it: a changed byte is noticed here as in the weights."""
-    return {**meta, "sha256": meta_sha256(meta)}
-
-
-def meta_sha256(meta: Mapping[str, Any]) -> str:
     unsigned = {name: value for name, value in meta.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(unsigned, sort_keys=True).encode()).hexdigest()
+    return {**meta, "sha256": hashlib.sha256(json.dumps(unsigned, sort_keys=True).encode()).hexdigest()}
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Returns a checkpoint's ``meta.json``, checked.
-
-    Raises:
-        UserError: for a foreign folder, a mangled file, or a format of another version.
-    """
+    """Returns a checkpoint's ``meta.json``, checked."""
     file = folder / META_FILE
     if not file.is_file():
         raise UserError(f"{folder} is no checkpoint: it has no {META_FILE}")
@@ -74,10 +51,20 @@ def read_meta(folder: Path) -> dict[str, Any]:
             f"{file} has format version {meta.get('format')!r}, this interp-tasks reads {FORMAT}: "
             "use the version that wrote it, or save the model again"
         )
-    for name, fits in _FORM.items():
-        if name not in meta or not fits(meta[name]):
+    for name, kinds in KINDS.items():
+        value: Any = meta.get(name)
+        fits = name in meta and isinstance(value, kinds)
+        if fits and name == "step":
+            fits = is_step(value)
+        elif fits and name == "frozen":
+            fits = all(isinstance(each, str) for each in value)
+        elif fits and name == "weights":
+            fits = isinstance(value.get("dtype"), str)
+        elif fits and name == "task" and value is not None:
+            fits = isinstance(value.get("name"), str) and isinstance(value.get("config"), dict)
+        if not fits:
             raise UserError(f"{file} is mangled: {name!r} is missing or of the wrong kind")
-    if meta.get("sha256") != meta_sha256(meta):
+    if meta.get("sha256") != signed(meta)["sha256"]:
         raise UserError(
             f"{file} has been altered: its sha256 does not match its content; restore it from a copy"
         )
@@ -92,30 +79,12 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def reached(run: Path) -> int | None:
-    """Returns the step that a run would go on from: of its last checkpoint, or of a stop after it."""
-    last_steps = stored_steps(run)[-1:]
+def stored_points(run: Path) -> list[tuple[int, Path]]:
+    """Returns the steps and folders of a run's checkpoints, and of a stop between two of them, by step."""
+    points = [(step, checkpoint_folder(run, step)) for step in stored_steps(run)]
     with contextlib.suppress(UserError):
-        last_steps.append(read_meta(run / STOPPED_FOLDER)["step"])
-    return max(last_steps, default=None)
-
-
-def stored_task(meta: Mapping[str, Any], file: Path) -> Task | None:
-    """Returns the task; ``None`` for a checkpoint that names none, or one that is not registered here.
-
-    Raises:
-        UserError: naming ``file``, for a configuration that the task refuses.
-    """
-    import tasks
-    from tasks.errors import TaskError
-
-    named = meta["task"]
-    if named is None or named.get("name") not in tasks.list():
-        return None
-    try:
-        return tasks.get(named["name"], **named.get("config", {}))
-    except TaskError as error:
-        raise UserError(f"{file}: {error}") from None
+        points.append((read_meta(run / STOPPED_FOLDER)["step"], run / STOPPED_FOLDER))
+    return sorted(points)
 
 
 def no_task(meta: Mapping[str, Any], ref: str) -> UserError:

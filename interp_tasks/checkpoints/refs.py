@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -27,7 +27,6 @@ from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
     META_FILE,
     RUN_FILE,
-    TRAINING_STATE_FILE,
     checkpoint_folder,
     is_checkpoint,
     is_run,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
 ZOO = "zoo:"
 GRAMMAR = "a step, first:last:every, last, all, pre, onset, end or post, several joined by commas"
+WORDS = ("last", "all", *MARKS)
 _STEP = re.compile(r"^\d+$", re.ASCII)
 _RANGE = re.compile(r"^(\d*):(\d*)(?::(\d+))?$", re.ASCII)
 
@@ -69,23 +69,22 @@ class ResolvedCheckpoint:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """Its ``meta.json``, read once.
-
-        Raises:
-            UserError: for a mangled file, or a format of another version.
-        """
+        """Its ``meta.json``, read once."""
         return read_meta(self.path)
 
     @cached_property
     def task(self) -> Task | None:
-        """The task that it names, made once; ``None`` where it names none, or one that is not registered here.
+        """The task that it names, made once; ``None`` where it names none, or one that is not registered here."""
+        import tasks
+        from tasks.errors import TaskError
 
-        Raises:
-            UserError: for a configuration that the task refuses.
-        """
-        from interp_tasks.checkpoints.meta import stored_task
-
-        return stored_task(self.meta, self.path / META_FILE)
+        named = self.meta["task"]
+        if named is None or named["name"] not in tasks.list():
+            return None
+        try:
+            return tasks.get(named["name"], **named["config"])
+        except TaskError as error:
+            raise UserError(f"{self.path / META_FILE}: {error}") from None
 
 
 def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
@@ -116,37 +115,29 @@ def zoo_folder() -> Path:
 def zoo_names() -> list[str]:
     """Returns the shipped runs, as ``zoo:NAME`` takes them; those in a folder of several as ``FOLDER/NAME``."""
     folder = zoo_folder()
-    names = [run.relative_to(folder).as_posix() for run in _runs_below(folder)] if folder.is_dir() else []
-    return sorted(names, key=natural_key)
-
-
-def _runs_below(folder: Path) -> Iterator[Path]:
-    for entry in folder.iterdir():
-        if is_run(entry):
-            yield entry
-        elif entry.is_dir():
-            yield from _runs_below(entry)
+    return sorted(
+        (file.parent.relative_to(folder).as_posix() for file in folder.rglob(RUN_FILE)), key=natural_key
+    )
 
 
 def _split(text: str) -> tuple[list[str], list[str] | None]:
     """Runs (globs expanded), and the selectors after the last ``@`` (``None`` where there is none)."""
     run, at, selection = text.rpartition("@")
-    if not at:
-        run, selectors = text, None
-    else:
-        selectors = [part.strip() for part in selection.split(",")]
-        for selector in selectors:
-            check_selector(selector, text)
+    run, selectors = (run, [part.strip() for part in selection.split(",")]) if at else (text, None)
+    for selector in selectors or ():
+        check_selector(selector, text)
     if not run:
         raise UserError(f"{text!r} names no run before the @: it is RUN@STEP")
+    if not glob.has_magic(run) or Path(run).is_dir():
+        return [run], selectors
     if run.startswith(ZOO):
         found = shipped(run)
         # Of several, those that ship their log alone have no checkpoint that could be meant.
         stored = [each for each in found if stored_steps(zoo_folder() / each.removeprefix(ZOO))]
         return stored or found, selectors
-    if not glob.has_magic(run) or Path(run).is_dir():
-        return [run], selectors
-    matches = [match for match in glob.glob(run, recursive=True) if _is_either(Path(match))]
+    matches = [
+        each for each in glob.glob(run, recursive=True) if is_checkpoint(Path(each)) or is_run(Path(each))
+    ]
     if not matches:
         raise UserError(f"no run or checkpoint folder matches {run!r}")
     return sorted(matches, key=natural_key), selectors
@@ -158,10 +149,6 @@ def shipped(given: str) -> list[str]:
     return [ZOO + name for name in zoo_names() if fnmatchcase(ZOO + name, given)] or [given]
 
 
-def _is_either(path: Path) -> bool:
-    return path.is_dir() and (is_checkpoint(path) or is_run(path))
-
-
 def natural_key(text: str) -> list[tuple[int, str]]:
     """Returns a sort key under which the numbers within names count as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
@@ -169,19 +156,16 @@ def natural_key(text: str) -> list[tuple[int, str]]:
 
 def check_selector(selector: str, text: str) -> None:
     """Refuses what cannot stand after the ``@`` of the REF ``text``, without looking at any run."""
-    ranged = _RANGE.match(selector)
-    if ranged:
+    if ranged := _RANGE.match(selector):
         first, last, every = ranged.groups()
         if first and last and int(first) > int(last):
             raise UserError(f"{text!r}: the range {selector} ends before it begins")
         if every is not None and int(every) == 0:
             raise UserError(f"{text!r}: the range {selector} has steps of 0")
-        return
-    if _STEP.match(selector) or selector in {"last", "all", *MARKS}:
-        return
-    close = difflib.get_close_matches(selector, ["last", "all", *MARKS], n=1)
-    hint = f"did you mean @{close[0]}? " if close else ""
-    raise UserError(f"{text!r}: no step {selector!r}: {hint}after the @ comes {GRAMMAR}")
+    elif not _STEP.match(selector) and selector not in WORDS:
+        close = difflib.get_close_matches(selector, WORDS, n=1)
+        hint = f"did you mean @{close[0]}? " if close else ""
+        raise UserError(f"{text!r}: no step {selector!r}: {hint}after the @ comes {GRAMMAR}")
 
 
 def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedCheckpoint]:
@@ -191,33 +175,14 @@ def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedC
         if selectors is not None:
             raise UserError(f"{text!r}: {path} is one checkpoint, not a run: leave out the @")
         return [_from_folder(path)]
-    if not path.is_dir():
-        if path.is_file():
-            raise UserError(
-                f"{name} is a file, no run or checkpoint folder: interp-run runs import {name} --out RUN makes a run "
-                "of weights"
-            )
-        raise UserError(f"no run or checkpoint folder {name!r}{_close_folder(path)}")
     steps = stored_steps(path)
     if not steps:
-        if name.startswith(ZOO):
-            if set(MARKS).intersection(selectors or ()):
-                # Without a drop, training it again would not give what is asked for.
-                find_drop(path, read_run(path), name)
-            raise UserError(f"{name} ships its log alone: train it by its recipe for checkpoints")
-        kind = "is no run and no checkpoint folder"
-        if (path / RUN_FILE).is_file():
-            kind = "has no checkpoints yet"
-        elif (path / "config.json").is_file():
-            kind = (
-                f"is a Hugging Face model's folder: interp-run runs import {path} --out RUN makes a run of it"
-            )
-        raise UserError(f"{name} {kind}")
+        raise _without_steps(name, path, selectors or [])
     run_name = name if name.startswith(ZOO) else path.as_posix()
     chosen: list[int] = []
     for selector in selectors or ["last"]:
         if selector in MARKS:
-            chosen.append(_stored(find_marks(path, run_name, [selector])[selector], run_name, steps))
+            chosen += _stored([find_marks(path, run_name, [selector])[selector]], run_name, steps)
         else:
             chosen += _select(selector, run_name, steps)
     return [
@@ -226,36 +191,56 @@ def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedC
     ]
 
 
+def _without_steps(name: str, path: Path, selectors: list[str]) -> UserError:
+    """Returns what to say of a name that is of no run with checkpoints."""
+    if path.is_file():
+        return UserError(
+            f"{name} is a file, no run or checkpoint folder: interp-run runs import {name} --out RUN makes a run of "
+            "weights"
+        )
+    if not path.is_dir():
+        parent = path.parent
+        siblings = [entry.name for entry in parent.iterdir() if entry.is_dir()] if parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, siblings, n=1)
+        hint = f": did you mean {(parent / close[0]).as_posix()!r}?" if close else ""
+        return UserError(f"no run or checkpoint folder {name!r}{hint}")
+    if name.startswith(ZOO):
+        if set(MARKS).intersection(selectors):
+            # Without a drop, training it again would not give what is asked for.
+            find_drop(path, read_run(path), name)
+        return UserError(f"{name} ships its log alone: train it by its recipe for checkpoints")
+    if (path / RUN_FILE).is_file():
+        return UserError(f"{name} has no checkpoints yet")
+    if (path / "config.json").is_file():
+        return UserError(
+            f"{name} is a Hugging Face model's folder: interp-run runs import {path} --out RUN makes a run of it"
+        )
+    return UserError(f"{name} is no run and no checkpoint folder")
+
+
 def find_run(name: str) -> Path:
     """Returns the folder of a run given as a path or as ``zoo:NAME``; only the latter is checked to exist."""
     if not name.startswith(ZOO):
         return Path(name)
-    shipped = name.removeprefix(ZOO)
+    given, folder = name.removeprefix(ZOO), zoo_folder()
+    if given == Path(given).as_posix() and ".." not in given and (folder / given / RUN_FILE).is_file():
+        return folder / given
     names = zoo_names()
-    if shipped not in names:
-        below = [each for each in names if each.startswith(shipped.rstrip("/") + "/")] if shipped else []
-        if below:
-            # The last of several names would be taken for the only one.
-            folder = name.rstrip("/")
-            own = ", ".join(each.removeprefix(folder.removeprefix(ZOO) + "/") for each in below)
-            raise UserError(
-                f"{name} is a folder of {len(below)} runs ({own}): name one, as {ZOO}{below[0]}, or all, {folder}/*"
-            )
-        raise UserError(f"no {name}{closest(shipped, names, ZOO)}; interp-run runs zoo lists what ships")
-    return zoo_folder() / shipped
+    own = [each for each in names if given and each.startswith(given.rstrip("/") + "/")]
+    if own:
+        # The last of several names would be taken for the only one.
+        listed = ", ".join(each.rpartition("/")[2] for each in own)
+        raise UserError(
+            f"{name} is a folder of {len(own)} runs ({listed}): name one, as {ZOO}{own[0]}, or all, "
+            f"{name.rstrip('/')}/*"
+        )
+    raise UserError(f"no {name}{closest(given, names, ZOO)}; interp-run runs zoo lists what ships")
 
 
 def closest(given: str, names: Sequence[str], prefix: str = "") -> str:
     """Returns what to say of a name that is none of these: the closest three."""
     close = difflib.get_close_matches(given, names, n=3, cutoff=0.3)
     return f": the closest are {', '.join(prefix + each for each in close)}" if close else ""
-
-
-def _close_folder(path: Path) -> str:
-    parent = path.parent
-    siblings = [entry.name for entry in parent.iterdir() if entry.is_dir()] if parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, siblings, n=1)
-    return f": did you mean {(parent / close[0]).as_posix()!r}?" if close else ""
 
 
 def _from_folder(path: Path) -> ResolvedCheckpoint:
@@ -270,73 +255,34 @@ def _from_folder(path: Path) -> ResolvedCheckpoint:
 
 def _select(selector: str, run_name: str, steps: list[int]) -> list[int]:
     """Returns those of a run's ``steps`` that a selector names which is no mark."""
-    if selector == "all":
-        return steps
-    if selector == "last":
-        return steps[-1:]
+    if selector in ("all", "last"):
+        return steps if selector == "all" else steps[-1:]
     ranged = _RANGE.match(selector)
     if ranged is None:
-        return [_stored(int(selector), run_name, steps)]
-    first = int(ranged[1] or 0)
-    last = int(ranged[2]) if ranged[2] else steps[-1]
+        return _stored([int(selector)], run_name, steps)
+    first, last = int(ranged[1] or 0), int(ranged[2] or steps[-1])
     if ranged[3] is not None:
-        wanted = range(first, last + 1, int(ranged[3]))
-        return [_stored(step, run_name, steps) for step in wanted]
+        return _stored(range(first, last + 1, int(ranged[3])), run_name, steps)
     inside = [step for step in steps if first <= step <= last]
     if not inside:
         raise UserError(f"{run_name} stores no step in {selector}: it has {_shown(steps)}")
     return inside
 
 
-def _stored(step: int, run_name: str, steps: list[int]) -> int:
-    if step in steps:
-        return step
-    below = [each for each in steps if each < step][-1:]
-    above = [each for each in steps if each > step][:1]
-    nearest = " and ".join(map(str, below + above))
-    raise UserError(
-        f"{run_name} has no checkpoint at step {step}: the nearest are {nearest} (of {_shown(steps)})"
-    )
+def _stored(wanted: Iterable[int], run_name: str, steps: list[int]) -> list[int]:
+    """Returns the steps that are wanted, all of which must be stored."""
+    wanted, known = list(wanted), set(steps)
+    for step in wanted:
+        if step not in known:
+            near = [each for each in steps if each < step][-1:] + [each for each in steps if each > step][:1]
+            raise UserError(
+                f"{run_name} has no checkpoint at step {step}: the nearest are {' and '.join(map(str, near))} "
+                f"(of {_shown(steps)})"
+            )
+    return wanted
 
 
 def _shown(steps: list[int]) -> str:
     if len(steps) <= 8:
         return ", ".join(map(str, steps))
     return f"{', '.join(map(str, steps[:3]))}, ... {', '.join(map(str, steps[-2:]))}: {len(steps)} in all"
-
-
-def describe_run(path: str | Path) -> list[dict[str, Any]]:
-    """Returns a row per checkpoint: ``step, marks, bytes, dtype, training_state, task, metrics, saved_at, path``.
-
-    ``marks`` lists those of pre, onset, end and post that fall on the step: none where the run shows no drop.
-
-    ``path`` is a run folder or ``zoo:NAME``.
-
-    Raises:
-        UserError: if the folder holds no checkpoints, or one whose meta.json is mangled.
-    """
-    run = find_run(str(path))
-    steps = stored_steps(run)
-    if not steps:
-        raise UserError(f"{run} holds no checkpoints: it is no run folder, or the run has just begun")
-    try:
-        marks = find_marks(run, needed=())
-    except UserError:
-        marks = {}
-    rows = []
-    for step in steps:
-        folder = checkpoint_folder(run, step)
-        meta = read_meta(folder)
-        row = {
-            "step": meta["step"],
-            "marks": [mark for mark in MARKS if marks.get(mark) == step],
-            "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
-            "dtype": meta["weights"]["dtype"],
-            "training_state": (folder / TRAINING_STATE_FILE).is_file(),
-            "task": meta["task"]["name"] if meta["task"] else None,
-            "metrics": meta["metrics"],
-            "saved_at": meta["saved_at"],
-            "path": str(folder),
-        }
-        rows.append(row)
-    return rows

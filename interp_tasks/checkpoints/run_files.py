@@ -1,4 +1,4 @@
-"""Paths in a run folder, readers of its JSON, and digests of its files. Imports no torch.
+"""A run folder as its readers see it: paths, JSON, logs, digests. Imports no torch.
 
 RUN/run.json                   config, seeds, versions, hardware, git state, drop metric
 RUN/metrics.jsonl              one line per logged step
@@ -15,12 +15,19 @@ import io
 import json
 import lzma
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.files import MAX_JSON, read_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Steps = NDArray[np.int64]
+    Values = NDArray[np.float64]
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
@@ -33,6 +40,15 @@ STOPPED_FOLDER = "stopped"
 META_FILE = "meta.json"
 #: Bytes of a log that is decompressed, and of memory to do so.
 MAX_LOG, MAX_DECOMPRESSING = 256 << 20, 256 << 20
+#: Bytes of a log whose columns are read at once.
+BLOCK = 2**23
+#: What the log is said to hold.
+LOGGED = "what the run has logged"
+#: What lies in a folder of something else than runs, by what it is the folder of.
+OTHERS = {"search": "search.json", "grid": "units"}
+#: Fields of ``run.json`` that have another reader than a person, by their kind.
+NUMBERS = ("peak_memory", "plateau_levels", "loss_shares", "published_drop")
+KINDS = {"preset": str, "resumed": list, "drop_metric": dict, **dict.fromkeys(NUMBERS, dict)}
 WEIGHTS_FILE = "model.safetensors"
 TRAINING_STATE_FILE = "training_state.safetensors"
 
@@ -52,37 +68,21 @@ def is_run(path: Path) -> bool:
 
 
 def check_no_run(folder: Path) -> None:
-    """Refuses the folder of a run where runs are to lie: there would be runs in a run.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuses the folder of a run where runs are to lie: there would be runs in a run."""
     if is_run(folder):
         raise UserError(f"{folder} is the folder of a run: choose another --out")
 
 
 def check_run_name(run: Path) -> None:
-    """Refuses a folder whose run no REF could name.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuses a folder whose run no REF could name."""
     if "@" in run.name or str(run).startswith("zoo:"):
         raise UserError(
             f"--out {run}: RUN@STEP and zoo:NAME name checkpoints; choose a name without @ and zoo:"
         )
 
 
-#: What lies in a folder of something else than runs, by what it is the folder of.
-OTHERS = {"search": "search.json", "grid": "units"}
-
-
 def check_free(folder: Path, kind: str) -> None:
-    """Refuses the folder of a run, or of a search or grid that is not of this kind.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuses the folder of a run, or of a search or grid that is not of this kind."""
     check_no_run(folder)
     for other, entry in OTHERS.items():
         if other != kind and (folder / entry).exists():
@@ -101,11 +101,7 @@ def stored_steps(run: str | Path) -> list[int]:
 
 
 def parse_json(content: bytes) -> Any:
-    """Parses JSON.
-
-    Raises:
-        ValueError: for anything else, NaN and nesting without end included.
-    """
+    """Parses JSON; a ``ValueError`` for anything else, NaN and nesting without end included."""
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is no number")
@@ -122,17 +118,12 @@ def is_step(value: Any) -> bool:
 
 
 def read_json(path: Path, description: str) -> dict[str, Any]:
-    """Returns a JSON object from a file.
-
-    Raises:
-        UserError: in one line, if the file is missing, unreadable, not JSON, or not an object.
-    """
+    """Returns a JSON object from a file."""
+    raw = read_file(path, description, MAX_JSON)
     try:
-        content = parse_json(read_file(path, description, MAX_JSON))
-    except UserError:
-        raise
+        content = parse_json(raw)
     except ValueError as error:
-        complaint = str(error).splitlines()[0] if str(error) else type(error).__name__
+        complaint = str(error).splitlines()[0]
         raise UserError(f"{path} is not valid JSON ({complaint}): it should hold {description}") from None
     if not isinstance(content, dict):
         raise UserError(
@@ -142,43 +133,24 @@ def read_json(path: Path, description: str) -> dict[str, Any]:
 
 
 def read_run(path: str | Path) -> dict[str, Any]:
-    """Returns a run's ``run.json``.
-
-    Raises:
-        UserError: if the folder has none, or it is mangled.
-    """
+    """Returns a run's ``run.json``."""
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"no run folder {folder}")
     content = read_json(folder / RUN_FILE, "the config that made the run")
-    for name, fits in _RUN_FORM.items():
-        if content.get(name) is not None and not fits(content[name]):
+    for name, kind in KINDS.items():
+        value = content.get(name)
+        parts = value if isinstance(value, dict) else {}
+        fits = isinstance(value, kind) and all(
+            type(each) in (int, float) and math.isfinite(each)
+            if name in NUMBERS or key == "plateau"
+            else isinstance(each, str)
+            for key, each in parts.items()
+            if each is not None
+        )
+        if value is not None and not fits:
             raise UserError(f"{folder / RUN_FILE} is mangled: {name!r} is of the wrong kind")
     return content
-
-
-def _numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(type(each) in (int, float) for each in value.values())
-
-
-def _drop_metric(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    plateau = value.get("plateau")
-    named = all(isinstance(each, str) for name, each in value.items() if name != "plateau")
-    return named and (plateau is None or (type(plateau) in (int, float) and math.isfinite(plateau)))
-
-
-#: What has another reader than a person, where it is there at all.
-_RUN_FORM: dict[str, Callable[[Any], bool]] = {
-    "preset": lambda value: isinstance(value, str),
-    "drop_metric": _drop_metric,
-    "published_drop": lambda value: isinstance(value, dict) and all(map(is_step, value.values())),
-    "resumed": lambda value: isinstance(value, list),
-    "peak_memory": _numbers,
-    "plateau_levels": _numbers,
-    "loss_shares": _numbers,
-}
 
 
 def log_file(run: Path, name: str) -> Path:
@@ -188,11 +160,7 @@ def log_file(run: Path, name: str) -> Path:
 
 
 def read_log(file: Path, what: str) -> bytes:
-    """Returns the bytes of a log, decompressed.
-
-    Raises:
-        UserError: for a file that cannot be read or decompressed.
-    """
+    """Returns the bytes of a log, decompressed."""
     raw = read_file(file, what)
     if file.suffix != COMPRESSED:
         return raw
@@ -209,19 +177,19 @@ def read_log(file: Path, what: str) -> bytes:
     return content
 
 
-def iterate_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yields the logged lines of a run, in order; a last line that a killed writer left unfinished is dropped.
-
-    Raises:
-        UserError: if there is no log, or an earlier line is not a JSON object with a step.
-    """
-    file = log_file(Path(path), METRICS_FILE)
+def iterate_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a log, in order; a last line that a killed writer left unfinished is dropped."""
     if not file.exists():
         raise UserError(f"{file} is missing: the run has logged nothing")
-    for number, line in enumerate(io.BytesIO(read_log(file, "what the run has logged")), start=1):
+    for number, line in enumerate(io.BytesIO(read_log(file, LOGGED)), start=1):
         # What follows the last newline was never finished, even where it happens to parse ("12" of "1234").
         if line.endswith(b"\n"):
             yield parse_metrics_line(line, file, number)
+
+
+def iterate_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yields the logged lines of a run, as :func:`iterate_lines`."""
+    return iterate_lines(log_file(Path(path), METRICS_FILE))
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
@@ -230,25 +198,13 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def read_clock(path: str | Path) -> dict[int, float]:
-    """Returns step -> seconds of training until then; empty for a run without a clock.
-
-    A clock is no part of what a run is: what cannot be read of it is left out.
-    """
-    file = log_file(Path(path), CLOCK_FILE)
+    """Returns step -> seconds of training until then; empty for a run without a clock that can be read."""
     try:
-        raw = read_log(file, "the seconds of training")
-    except UserError:
+        lines = list(iterate_lines(log_file(Path(path), CLOCK_FILE)))
+        return {line["step"]: float(line["seconds"]) for line in lines}
+    except (UserError, KeyError, TypeError, ValueError):
+        # A clock is no part of what a run is.
         return {}
-    times = {}
-    for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
-        try:
-            content = parse_metrics_line(line, file, number)
-        except UserError:
-            continue
-        seconds = content.get("seconds")
-        if isinstance(seconds, (int, float)) and seconds >= 0:
-            times[content["step"]] = float(seconds)
-    return times
 
 
 def parse_metrics_line(line: bytes, file: Path, number: int) -> dict[str, Any]:
@@ -261,13 +217,65 @@ def parse_metrics_line(line: bytes, file: Path, number: int) -> dict[str, Any]:
     return content
 
 
+def read_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]], int | None]:
+    """Reads the metrics of a log, one column each, and the last step; a last line that is unfinished is left out."""
+    import numpy as np
+    import pyarrow as arrow
+    import pyarrow.json
+
+    file = log_file(path, METRICS_FILE)
+    if not file.exists():
+        raise UserError(f"{file} is missing: the run has logged nothing")
+    parts: dict[tuple[str, str], list[tuple[Steps, Values]]] = {}
+    last, lines = -1, 0
+    for block in blocks_of(file):
+        try:
+            table = pyarrow.json.read_json(arrow.BufferReader(block))
+        except arrow.ArrowInvalid as error:
+            raise UserError(f"{file} is mangled after line {lines}: {str(error).splitlines()[0]}") from None
+        if "step" not in table.column_names or not arrow.types.is_integer(table["step"].type):
+            raise UserError(
+                f"{file} is mangled after line {lines}: a line is not an object with an integer step"
+            )
+        steps = table["step"].to_numpy()
+        wrong = np.flatnonzero(np.diff(steps, prepend=last) <= 0)
+        if len(wrong) or table["step"].null_count:
+            line = lines + 1 + (int(wrong[0]) if len(wrong) else 0)
+            raise UserError(f"{file} is mangled: line {line} has no later step than the one before it")
+        last, lines = int(steps[-1]), lines + len(steps)
+        for split in {"train", "validation"} & {*table.column_names}:
+            column = table[split]
+            if arrow.types.is_null(column.type):
+                continue
+            if not arrow.types.is_struct(column.type):
+                raise UserError(f"{file} is mangled: a line has {split} metrics that are not an object")
+            has = column.is_valid()
+            of_split = steps[has.to_numpy()]
+            for name, values in zip(column.type.names, column.filter(has).flatten(), strict=True):
+                if values.type in (arrow.int64(), arrow.float64(), arrow.null()):
+                    numbers = np.asarray(values.cast(arrow.float64()).to_numpy(), dtype=np.float64)
+                    parts.setdefault((split, name), []).append((of_split, numbers))
+    columns = {
+        key: (np.concatenate([one for one, _ in several]), np.concatenate([one for _, one in several]))
+        for key, several in parts.items()
+    }
+    return columns, last if lines else None
+
+
+def blocks_of(file: Path) -> Iterator[bytes]:
+    """Yields the finished lines of a log, some megabytes at a time."""
+    with io.BytesIO(read_log(file, LOGGED)) if file.suffix == COMPRESSED else file.open("rb") as stream:
+        rest = b""
+        while block := stream.read(BLOCK):
+            lines, end, rest = (rest + block).rpartition(b"\n")
+            if end:
+                yield lines
+
+
 def to_json(value: Any, where: str = "value") -> Any:
     """Returns plain JSON of nested mappings, sequences and numbers (numpy's and torch's scalars too).
 
     NaN and infinities become ``None``: JSON has no word for them.
-
-    Raises:
-        TypeError: naming the first value that JSON cannot hold.
     """
     if value is None or isinstance(value, (str, bool)):
         return value
@@ -290,13 +298,9 @@ def to_json(value: Any, where: str = "value") -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Returns readable JSON with one trailing newline."""
-    plain = to_json(value)
-    try:
-        return (json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-    except UnicodeEncodeError:
-        # Half a character, of a name that is no text: only as an escape.
-        return (json.dumps(plain, indent=2, allow_nan=False) + "\n").encode()
+    """Returns readable JSON with one trailing newline; half a character, of a name that is no text, as an escape."""
+    text = json.dumps(to_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode(errors="backslashreplace")
 
 
 def digest(content: bytes) -> dict[str, Any]:
@@ -304,11 +308,7 @@ def digest(content: bytes) -> dict[str, Any]:
 
 
 def check_digest(file: Path, content: bytes, expected: Any) -> None:
-    """Refuses content that differs from what ``meta.json`` recorded.
-
-    Raises:
-        UserError: naming the file, and both sizes where they differ.
-    """
+    """Refuses content that differs from what ``meta.json`` recorded."""
     if not isinstance(expected, dict) or not {"bytes", "sha256"} <= set(expected):
         raise UserError(f"{file.parent / META_FILE} records no bytes and sha256 of {file.name}")
     found = digest(content)

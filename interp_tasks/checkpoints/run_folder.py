@@ -11,21 +11,21 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from interp_tasks.checkpoints.load import fill_parameters, read_parameters
-from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.checkpoints.load import fill_parameters, read_parameters, read_training_state
+from interp_tasks.checkpoints.meta import read_meta, stored_points
 from interp_tasks.checkpoints.run_config import Schedule, run_json
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
     CLOCK_FILE,
+    LOGGED,
     METRICS_FILE,
     RUN_FILE,
     STOPPED_FOLDER,
@@ -40,7 +40,6 @@ from interp_tasks.checkpoints.run_files import (
     to_json,
 )
 from interp_tasks.checkpoints.save import save_checkpoint
-from interp_tasks.checkpoints.tensors import read_training_state
 from interp_tasks.disk import (
     LOCK_FILE,
     atomic_write,
@@ -53,10 +52,6 @@ from interp_tasks.disk import (
 from interp_tasks.errors import UserError
 from interp_tasks.files import read_file
 from tasks.base import Task
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
-
 
 #: So many of the newest checkpoints keep optimiser and filter, from which training goes on.
 KEPT_STATES = 2
@@ -79,14 +74,14 @@ class ResumePoint:
 class RunFolder:
     """A run being written: ``with RunFolder.open(...) as run:`` resume, then log and save."""
 
-    def __init__(self, path: Path, lock: BaseFileLock) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = lock
         self._metrics = MetricsLog(path / METRICS_FILE)
         # Apart from the metrics, which are the same whenever a run is repeated.
         self._clock = MetricsLog(path / CLOCK_FILE)
 
     @classmethod
+    @contextlib.contextmanager
     def open(
         cls,
         path: str | Path,
@@ -95,8 +90,8 @@ class RunFolder:
         *,
         defaults: Mapping[str, Mapping[str, Any]] | None = None,
         schedule: Schedule | None = None,
-    ) -> RunFolder:
-        """Makes the folder, or takes over the one that the same config made.
+    ) -> Iterator[RunFolder]:
+        """Makes the folder, or takes over the one that the same config made, and is its one writer in the block.
 
         Args:
             config: resolved ``{"task": {"name": ..., ...}, "model": {...}, "train": {...}}``, compared whole.
@@ -116,36 +111,29 @@ class RunFolder:
             raise UserError(f"{folder} is a file, not a run folder: choose another --out")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            _check_own(folder)
+            # A writer killed before its first run.json leaves a lock and perhaps a temporary file.
+            entries = sorted(each.name for each in folder.iterdir() if not is_temporary(each))
+            foreign = [name for name in entries if name != LOCK_FILE]
+            if foreign and RUN_FILE not in entries:
+                raise UserError(
+                    f"{folder} is not a run folder and holds {foreign[0]!r}: choose another --out"
+                )
             lock = lock_folder(folder)
         try:
             with writing(folder):
-                _remove_unfinished(folder)
-                atomic_write(
-                    folder / RUN_FILE, json_bytes(run_json(folder, config, info, defaults, schedule))
-                )
+                # What a killed writer left half-written.
+                for entry in (*folder.iterdir(), *(folder / CHECKPOINTS_FOLDER).glob(".*")):
+                    if is_temporary(entry):
+                        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                described = run_json(folder, config, info, defaults, schedule)
+                atomic_write(folder / RUN_FILE, json_bytes(described))
                 (folder / CHECKPOINTS_FOLDER).mkdir(exist_ok=True)
                 sync_folder(folder)
-        except BaseException:
-            lock.release()
-            raise
-        return cls(folder, lock)
-
-    def __enter__(self) -> RunFolder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Flushes the log and lets the next writer in."""
-        try:
-            self._metrics.close()
-            self._clock.close()
+            run = cls(folder)
+            with contextlib.closing(run._metrics), contextlib.closing(run._clock):
+                yield run
         finally:
-            self._lock.release()
+            lock.release()
 
     def resume(self) -> ResumePoint | None:
         """Returns the newest state that training can go on from; ``None`` for a run that has none.
@@ -165,8 +153,8 @@ class RunFolder:
             )
         last = -1 if point is None else point.step
         with writing(self.path):
-            self._metrics.cut(last)
-            self._clock.cut(last)
+            for log in (self._metrics, self._clock):
+                log.cut(last)
             for step in reversed(steps):
                 if step > last:
                     remove_folder(checkpoint_folder(self.path, step))
@@ -214,8 +202,15 @@ class RunFolder:
         folder = checkpoint_folder(self.path, step)
         self._metrics.sync()
         save_checkpoint(folder, model, task, step, metrics=metrics, training_state=training_state)
-        self._prune(newest=step)
-        with writing(self._stopped):
+        # A checkpoint without its training state still loads.
+        states = [
+            file
+            for each in stored_steps(self.path)
+            if each <= step and (file := checkpoint_folder(self.path, each) / TRAINING_STATE_FILE).is_file()
+        ]
+        with writing(folder):
+            for file in states[:-KEPT_STATES]:
+                file.unlink()
             self._forget_stop()
         return folder
 
@@ -240,25 +235,11 @@ class RunFolder:
         if self._stopped.is_dir():
             remove_folder(self._stopped)
 
-    def _prune(self, newest: int) -> None:
-        """Drops training states beyond the newest few; a checkpoint without its one still loads."""
-        holding = [
-            file
-            for step in stored_steps(self.path)
-            if step <= newest and (file := checkpoint_folder(self.path, step) / TRAINING_STATE_FILE).is_file()
-        ]
-        for file in holding[:-KEPT_STATES]:
-            with writing(file):
-                file.unlink()
-
 
 def newest_point(run: Path) -> tuple[ResumePoint | None, str]:
     """Returns the last point that training can go on from, or why the newest cannot be read."""
-    folders = [(step, checkpoint_folder(run, step)) for step in stored_steps(run)]
     fault = ""
-    with contextlib.suppress(UserError):
-        folders.append((read_meta(run / STOPPED_FOLDER)["step"], run / STOPPED_FOLDER))
-    for step, folder in sorted(folders, reverse=True):
+    for step, folder in reversed(stored_points(run)):
         try:
             meta = read_meta(folder)
             state = read_training_state(folder, meta)
@@ -267,30 +248,6 @@ def newest_point(run: Path) -> tuple[ResumePoint | None, str]:
         except UserError as error:
             fault = fault or str(error)
     return None, fault
-
-
-def _check_own(folder: Path) -> None:
-    if (folder / RUN_FILE).exists():
-        return
-    # A writer killed before its first run.json leaves a lock and perhaps a temporary file.
-    foreign = [
-        entry.name for entry in folder.iterdir() if entry.name != LOCK_FILE and not is_temporary(entry)
-    ]
-    if foreign:
-        raise UserError(
-            f"{folder} is not a run folder and holds {sorted(foreign)[0]!r}: choose another --out"
-        )
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Removes files that a killed writer left half-written."""
-    for parent in (folder, folder / CHECKPOINTS_FOLDER):
-        for entry in parent.iterdir() if parent.is_dir() else ():
-            if is_temporary(entry):
-                if entry.is_dir():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
 
 
 class MetricsLog:
@@ -324,33 +281,26 @@ class MetricsLog:
         """Keeps only the lines of steps up to ``last``.
 
         What was written after the checkpoint of that step may be torn; what was before it may not.
-
-        Raises:
-            UserError: if a line is mangled and a later one is still of a step to keep.
         """
         self.close()
         if not self.path.exists():
             return
-        raw = read_file(self.path, "what the run has logged")
-        lines = raw.split(b"\n")[:-1]  # what follows the last newline was never finished
-        steps = [self._step(line) for line in lines]
-        wanted = [index for index, step in enumerate(steps) if step is not None and step <= last]
-        for index, step in enumerate(steps[: max(wanted, default=0)]):
-            if step is None:
-                parse_metrics_line(lines[index], self.path, index + 1)
-        content = b"".join(lines[index] + b"\n" for index in wanted)
-        if content != raw:
-            atomic_write(self.path, content)
+        raw, kept, torn = read_file(self.path, LOGGED), [], None
+        # What follows the last newline was never finished.
+        for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
+            try:
+                step = parse_metrics_line(line, self.path, number)["step"]
+            except UserError as error:
+                torn = torn or error
+                continue
+            if step <= last:
+                if torn is not None:
+                    raise torn
+                kept.append(line + b"\n")
+        if b"".join(kept) != raw:
+            atomic_write(self.path, b"".join(kept))
 
     def _opened(self) -> IO[bytes]:
         if self._file is None:
             self._file = self.path.open("ab")
         return self._file
-
-    def _step(self, line: bytes) -> int | None:
-        """Returns the step of a line, ``None`` if it is mangled."""
-        try:
-            step: int = parse_metrics_line(line, self.path, 0)["step"]
-        except UserError:
-            return None
-        return step

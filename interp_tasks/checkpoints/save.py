@@ -16,7 +16,7 @@ from transformer_lens import HookedTransformer
 
 from circuits import __version__
 from circuits.model.edit_state import inside_block
-from interp_tasks.checkpoints.architecture import check_rebuilds, config_to_json
+from interp_tasks.checkpoints.architecture import DTYPES, check_rebuilds, config_to_json, dtype_name
 from interp_tasks.checkpoints.meta import FORMAT, signed
 from interp_tasks.checkpoints.run_files import (
     META_FILE,
@@ -26,7 +26,6 @@ from interp_tasks.checkpoints.run_files import (
     json_bytes,
     to_json,
 )
-from interp_tasks.checkpoints.tensors import DTYPES, as_dense_tensor, dtype_name, tensors_bytes
 from interp_tasks.disk import check_absent, new_folder, write_synced
 from interp_tasks.errors import UserError
 from tasks.base import Task
@@ -83,7 +82,9 @@ def save_checkpoint(
     }
     files = {WEIGHTS_FILE: weights}
     if training_state is not None:
-        files[TRAINING_STATE_FILE] = tensors_bytes(training_state)
+        files[TRAINING_STATE_FILE] = save(
+            {name: as_dense_tensor(each) for name, each in training_state.items()}
+        )
         meta["training_state"] = digest(files[TRAINING_STATE_FILE])
     with new_folder(folder) as temporary:
         for name, content in files.items():
@@ -93,11 +94,7 @@ def save_checkpoint(
 
 
 def check_storable(model: torch.nn.Module, task: Task | None, step: int) -> None:
-    """Refuses a model, a task or a step that no checkpoint can hold.
-
-    Raises:
-        UserError, TaskError: in one line.
-    """
+    """Refuses a model, a task or a step that no checkpoint can hold."""
     if not isinstance(model, HookedTransformer) or type(model).forward is not HookedTransformer.forward:
         raise UserError(
             f"only a HookedTransformer can be stored as a checkpoint, got a {type(model).__name__}"
@@ -133,12 +130,14 @@ def weights_bytes(model: HookedTransformer, weights_dtype: str | None) -> bytes:
     return save(tensors)
 
 
-def parameter_dtype(model: HookedTransformer) -> torch.dtype:
-    """Returns the one dtype of all parameters.
+def as_dense_tensor(tensor: Tensor) -> Tensor:
+    """Returns a detached, contiguous tensor on the CPU that owns its storage (safetensors refuses a shared one)."""
+    # Cloned even where it may own its storage: two names for one storage are refused too.
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
-    Raises:
-        UserError: if they differ, or it is none that can be stored.
-    """
+
+def parameter_dtype(model: HookedTransformer) -> torch.dtype:
+    """Returns the one dtype of all parameters."""
     dtypes = {parameter.dtype for parameter in model.parameters()}
     names = sorted(map(dtype_name, dtypes))
     if len(dtypes) != 1 or names[0] not in DTYPES:
@@ -149,7 +148,6 @@ def parameter_dtype(model: HookedTransformer) -> torch.dtype:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what made a checkpoint: of this code, and of the packages as they are installed."""
+    """Returns the versions of what made a checkpoint: of the code that runs, and of packages as they are installed."""
     packages = {name: version(name) for name in ("torch", "transformer-lens")}
-    # Of the code that runs, which need not be the copy that is installed.
     return {"interp-tasks": __version__, **packages, "python": platform.python_version()}

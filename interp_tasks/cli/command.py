@@ -18,21 +18,13 @@ from typer.core import TyperCommand
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 #: Options that are gone, of one command or of any, and what there is instead.
 GONE = {
-    ("", "--queries"): "--queries is now --positions",
-    (
-        "reproduce",
-        "--verbose",
-    ): "--verbose is gone: the page in --out says what each claim says and why the verdict",
-    (
-        "search",
-        "--storage",
-    ): "--storage is gone: the trials are in OUT/search.db; --jobs makes several at a time",
-    (
-        "train",
-        "--stacked",
-    ): "--stacked is gone: --seeds trains one after another, interp-run grid several at a time",
-    ("order", "--kind"): "--kind is gone: order follows all quantities",
-    ("zoo", "--pack"): "--pack is now python -P docs/scripts/pack.py RECIPE, of the source tree",
+    "--queries": "--queries is now --positions",
+    "--plot-format": "--plot-format is gone: in Python, plots.save(result.plot(), 'figure.svg')",
+    "order --kind": "--kind is gone: order follows all quantities",
+    "reproduce --verbose": "--verbose is gone: the page in --out says what each claim says and why the verdict",
+    "search --storage": "--storage is gone: the trials are in OUT/search.db; --jobs makes several at a time",
+    "train --stacked": "--stacked is gone: --seeds trains one after another, interp-run grid several at a time",
+    "zoo --pack": "--pack is now python -P docs/scripts/pack.py RECIPE, of the source tree",
 }
 
 
@@ -54,7 +46,8 @@ class StrictCommand(PlainFlags, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses the arguments once what would be ignored in silence is refused."""
         known = {name for parameter in self.params for name in parameter.opts}
-        for (command, option), instead in GONE.items():
+        for gone, instead in GONE.items():
+            command, _, option = gone.rpartition(" ")
             is_asked = any(word.partition("=")[0] == option for word in args)
             if is_asked and command in ("", self.name) and option not in known:
                 ctx.fail(instead)

@@ -14,10 +14,10 @@ from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from interp_tasks.cli.command import CommonOptions, command_of
-from interp_tasks.cli.output import FORMATS, PICTURES, PLOT_FORMATS, draw, print_as, write_and_show
+from interp_tasks.cli.output import FORMATS, print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.devices import check_written_device
-from interp_tasks.disk import check_writable_file, write_together
+from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
 from interp_tasks.measurement.options import PROMPT_METRICS, check_choice, check_samples, check_seed, unknown
@@ -50,13 +50,48 @@ METRIC = Annotated[
         show_default="the task's own; in json, csv and files all",
     ),
 ]
-FORMAT = Annotated[str, typer.Option("--format", help="table, json or csv, on stdout.")]
+
+
+def valid(check: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """Returns what an option's value passes through as it is parsed, refused by what ``check`` raises."""
+
+    def callback(value: Any) -> Any:
+        check(value)
+        return value
+
+    return callback
+
+
+def check_rate(rate: float | None) -> None:
+    # A larger one no machine has.
+    if rate is not None and not 0 < rate < 1e9:
+        raise UserError(f"--rate {rate:g}: give GFLOP per second, more than 0 and below 1e+09, such as 20")
+
+
+FORMAT = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="table, json or csv, on stdout.",
+        callback=valid(lambda value: check_choice("--format", value, FORMATS)),
+    ),
+]
+DEVICE = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, cuda:1, ...", callback=valid(check_written_device))
+]
+SEED = Annotated[
+    int,
+    typer.Option("--seed", help="Draws the examples, resamples and intervals.", callback=valid(check_seed)),
+]
 RATE = Annotated[
     float | None,
-    typer.Option("--rate", metavar="GFLOPS", help="GFLOP per second to reckon time with."),
+    typer.Option(
+        "--rate",
+        metavar="GFLOPS",
+        help="GFLOP per second to reckon time with.",
+        callback=valid(check_rate),
+    ),
 ]
-#: A larger rate than any machine's, in GFLOP per second.
-FASTEST = 1e9
 #: Parameters of experiments that are no option: what they examine, and where they say how far they are.
 EXAMINED = ("refs", "runs", "progress")
 #: Names in their annotations that only a type checker knows.
@@ -82,9 +117,6 @@ class PrintingOptions(ImportOptions):
 
     format: FORMAT = "table"
 
-    def __post_init__(self) -> None:
-        check_choice("--format", self.format, FORMATS)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions(PrintingOptions):
@@ -94,43 +126,23 @@ class ResultOptions(PrintingOptions):
         Path | None, typer.Option("--out", metavar="DIR", help="Write parquet, csv and json files there.")
     ] = None
     plot: Annotated[bool, typer.Option("--plot", help="Write an HTML page with a figure.")] = False
-    plot_format: Annotated[
-        str | None,
-        typer.Option(
-            "--plot-format", metavar="FORMAT", help="As --plot, as pictures: png or svg.", show_default="html"
-        ),
-    ] = None
 
     def check(self, name: str) -> None:
         """Refuses, before slow work, files that could not be written after it."""
-        if self.plot_format is not None:
-            check_choice("--plot-format", self.plot_format, PLOT_FORMATS)
-        for suffix in (*(FILES if self.out is not None else ()), *([self.drawn] if self.drawn else [])):
+        for suffix in (*(FILES if self.out is not None else ()), *([PAGE] if self.plot else [])):
             check_writable_file(target(self.out or "", name, suffix))
-
-    @property
-    def drawn(self) -> str | None:
-        """Returns what the files of figures end in, ``.html`` for a page; ``None`` for no figure."""
-        return f".{self.plot_format}" if self.plot_format else PAGE if self.plot else None
 
     def show(self, measure: Callable[[Progress | None], Result], metric: str | None = None) -> None:
         """Measures, prints and writes the result."""
-        if self.plot_format in PICTURES:
-            # Pictures that nothing here can draw are refused before anything is measured.
-            from circuits.figures.export import check_exporter
-
-            check_exporter()
         with progress_line(self.quiet) as progress:
             result = measure(progress)
         write_and_show(lambda: self.write(result), lambda: print_as(result, self.format, metric), self.quiet)
 
     def write(self, result: Result) -> list[Path]:
         """Writes the chosen files."""
-        has_page = self.drawn == PAGE
-        pictures = [] if has_page or not self.drawn else write_together(draw(result, self.drawn, self.out))
         if self.out is not None:
-            return [*result.write(self.out, page=has_page), *pictures]
-        return [result.page().write(target("", result.experiment, PAGE))] if has_page else pictures
+            return result.write(self.out, page=self.plot)
+        return [result.page().write(target("", result.experiment, PAGE))] if self.plot else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,14 +154,13 @@ class RecipeOptions(ImportOptions):
     settings: Annotated[
         list[str],
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="As in train.steps=1000, task.n=5, model.d_model=64. Repeat."
+            "--set",
+            metavar="KEY=VALUE",
+            help="As in train.steps=1000, task.n=5, model.d_model=64. Repeat.",
+            callback=valid(parse_settings),
         ),
     ] = field(default_factory=list)
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu"
-
-    def __post_init__(self) -> None:
-        check_written_device(self.device)
-        parse_settings(self.settings)
+    device: DEVICE = "cpu"
 
     def resolve(self) -> Resolved:
         """Returns the whole configuration, once tasks of the user's own are known.
@@ -169,15 +180,16 @@ class DrawnOptions:
 
     samples: Annotated[
         int | None,
-        typer.Option("--samples", metavar="N", help="Examples; every row with --tokens.", show_default="256"),
+        typer.Option(
+            "--samples",
+            metavar="N",
+            help="Examples; every row with --tokens.",
+            show_default="256",
+            callback=valid(check_samples),
+        ),
     ] = None
-    seed: Annotated[int, typer.Option("--seed", help="Draws the examples, resamples and intervals.")] = 0
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu"
-
-    def __post_init__(self) -> None:
-        check_samples(self.samples)
-        check_seed(self.seed)
-        check_written_device(self.device)
+    seed: SEED = 0
+    device: DEVICE = "cpu"
 
     def given(self, progress: Progress | None = None) -> Options:
         """Returns the options as an experiment's function takes them."""
@@ -231,7 +243,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     A parameter without ``typer.Option`` in its annotation is for Python alone.
     """
     signature = inspect.signature(experiment.function, eval_str=True, locals=TYPES_ALONE).parameters
-    parameters, converters = own_options(signature.values())
+    parameters = own_options(signature.values())
     of_runs = "runs" in signature
     of_metrics = not of_runs and experiment.compares_metrics
     if of_runs:
@@ -262,12 +274,8 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
             examined = resolve_refs(ckpt, asked) if ckpt or asked.task is None else []
             if metric not in (None, "all") and asked.tokens is None and experiment.judged_by_task:
                 check_metric(metric, examined, asked)
-        given = {
-            name: converters[name](value) if name in converters and value is not None else value
-            for name, value in own.items()
-            # A list that is not given is left out.
-            if value != []
-        }
+        # A list that is not given is left out.
+        given = {name: value for name, value in own.items() if value != []}
 
         def measure(progress: Progress | None) -> Result:
             reported = {"progress": progress} if shared else {}
@@ -288,41 +296,31 @@ def option(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def own_options(
-    parameters: Iterable[inspect.Parameter],
-) -> tuple[list[inspect.Parameter], dict[str, Callable[[Any], Any]]]:
-    """Returns the options among an experiment's parameters, and what converts the values of some.
+def own_options(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Returns the options among an experiment's parameters.
 
-    An annotation is ``Annotated[TYPE, typer.Option(...), CLI_TYPE, CONVERTER]``. ``CLI_TYPE`` is what the command line
-    has where that is not ``TYPE`` (Typer takes no ``str | Sequence[str]``); ``CONVERTER`` makes of it what the function
-    takes. Both may be left out.
+    An annotation is ``Annotated[TYPE, typer.Option(...), CLI_TYPE]``; the last, which may be left out, is what the
+    command line has where that is not ``TYPE`` (Typer takes no ``str | Sequence[str]``).
     """
-    options, converters = [], {}
+    options = []
     for parameter in parameters:
         if parameter.name in EXAMINED or get_origin(parameter.annotation) is not Annotated:
             continue
         type_, *marks = get_args(parameter.annotation)
         shown = next(mark for mark in marks if isinstance(mark, OptionInfo))
-        types = [mark for mark in marks if isinstance(mark, (type, GenericAlias, UnionType))]
-        others = [mark for mark in marks if callable(mark) and mark not in types and mark is not shown]
-        if others:
-            converters[parameter.name] = others[0]
-        type_, default = types[0] if types else type_, parameter.default
+        type_ = next((mark for mark in marks if isinstance(mark, (type, GenericAlias, UnionType))), type_)
+        default = parameter.default
         # As the command line would write it.
         if get_origin(type_) is list and default is not parameter.empty:
             default = [default] if isinstance(default, str) else list(default or ())
         elif type_ is str and isinstance(default, (tuple, list)):
             default = ",".join(map(str, default))
         options.append(option(parameter.name, Annotated[type_, shown], default))
-    return options, converters
+    return options
 
 
 def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Examples) -> None:
-    """Refuses a metric that no task measures, before anything is measured.
-
-    Raises:
-        UserError: with the closest that there is.
-    """
+    """Refuses a metric that no task measures, before anything is measured."""
     from interp_tasks.measurement.table import plain_metric
 
     if examples.prompts is not None:
@@ -333,13 +331,6 @@ def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Exam
     tasks = dict.fromkeys(part for whole in wholes for part in (whole.parts() or {"": whole}).values())
     names = list(dict.fromkeys(name for task in tasks for name in task.metric_names))
     more = {name for task in tasks for name in getattr(task, "property_names", ())}
-    if plain_metric(metric) not in {*names, *more}:
+    # A task of the user's own need not say what its metrics are called.
+    if all(task.metric_names for task in tasks) and plain_metric(metric) not in {*names, *more}:
         raise unknown("--metric", metric, names, "metrics")
-
-
-def check_rate(rate: float | None) -> None:
-    """Refuses a rate that no machine has."""
-    if rate is not None and not 0 < rate < FASTEST:
-        raise UserError(
-            f"--rate {rate:g}: give GFLOP per second, more than 0 and below {FASTEST:g}, such as 20"
-        )

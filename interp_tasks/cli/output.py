@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.cli.terminal import note, write_data
 from interp_tasks.measurement.experiment import EXPERIMENTS
-from interp_tasks.measurement.result import target
-from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     from interp_tasks.experiments import Result
 
 FORMATS = ("table", "json", "csv")
-#: What figures are written as: a page of all, or a picture of each.
-PICTURES = ("png", "svg")
-PLOT_FORMATS = ("html", *PICTURES)
 #: Experiments whose variant ``all`` is of all heads.
 OF_HEADS = ("ablation", "patch")
 
@@ -54,19 +49,6 @@ def named_heads(spec: str) -> str:
     if spec == "all":
         return "all heads"
     return f"heads {spec}" if spec[:1].isdigit() else spec
-
-
-def draw(result: Result, ending: str, out: Path | None) -> dict[Path, str | bytes]:
-    """Draws every figure of a result's page, with title and caption, as ``NAME.png``, ``NAME-2.png``, ..."""
-    from circuits.plots import picture, titled
-
-    figures = [section for section in result.page().sections if isinstance(section, Figure)]
-    files: dict[Path, str | bytes] = {}
-    for number, one in enumerate(figures, start=1):
-        name = result.experiment if number == 1 else f"{result.experiment}-{number}"
-        figure = titled(one.figure, one.title, one.caption)
-        files[target(out or "", name, ending)] = picture(figure, ending.removeprefix("."))
-    return files
 
 
 def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], quiet: bool) -> None:

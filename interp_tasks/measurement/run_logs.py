@@ -15,14 +15,13 @@ from interp_tasks.checkpoints import Drop, read_run, resolve
 from interp_tasks.checkpoints.drop import drop_or_reason, final_level
 from interp_tasks.checkpoints.marks import find_drop, theoretical_plateau
 from interp_tasks.checkpoints.refs import ZOO, find_run, shipped
-from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file
-from interp_tasks.checkpoints.run_log import read_columns
+from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file, read_columns
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.intervals import finite_or_nan, interval_over_runs, share_interval
 from interp_tasks.measurement.table import Row, numbers
 
 if TYPE_CHECKING:
-    from interp_tasks.checkpoints.run_log import Steps, Values
+    from interp_tasks.checkpoints.run_files import Steps, Values
     from tasks import Task
 
 #: What is said of a curve, in order.

@@ -177,7 +177,9 @@ class ModularTask(Task):
         return {}
 
     def attention_templates(self) -> dict[str, Tensor]:
-        """Returns templates of what a head may attend to, ``[query key]``: each operand, both, and '='."""
+        """Returns templates of the keys that a head may attend to, ``[query key]``: each operand, both, and '='
+        itself.
+        """
         first, second = self.operand_positions
         positions = {
             "operand_1": [first],

@@ -74,7 +74,7 @@ FUNCTIONS = {
     "import": "runs:import_weights",
     "report": "runs:report",
     "search": "search:search",
-    "zoo": "zoo:zoo",
+    "zoo": "runs:zoo",
     "reproduce": "reproduce:reproduce",
     "demo": "demo:demo",
 }

@@ -8,20 +8,20 @@ from typing import Annotated
 import typer
 
 from interp_tasks.cli.command import CommonOptions
-from interp_tasks.cli.options import FORMAT
-from interp_tasks.cli.output import FORMATS, print_as, write_and_show
+from interp_tasks.cli.options import FORMAT, SEED
+from interp_tasks.cli.output import print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line, write_line
 from interp_tasks.demo import Demo, check_runs, demo_page, summary
 from interp_tasks.demo import demo as measured
 from interp_tasks.disk import check_writable_file
-from interp_tasks.measurement.options import check_choice, check_samples, check_seed
+from interp_tasks.measurement.options import check_samples
 from interp_tasks.measurement.result import join
 
 
 def demo(
     common: CommonOptions,
     samples: Annotated[int, typer.Option("--samples", metavar="N", help="Examples of each task.")] = 256,
-    seed: Annotated[int, typer.Option("--seed", help="Draws the examples and the intervals.")] = 0,
+    seed: SEED = 0,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path(
         "interp-demo.html"
     ),
@@ -32,9 +32,7 @@ def demo(
     All heads of a model of matrix completion and of one of modular addition. Prints ten lines, and writes one HTML page
     that shows both in pictures; --format json and csv print all numbers.
     """
-    check_choice("--format", format, FORMATS)
     check_samples(samples)
-    check_seed(seed)
     check_writable_file(out)
     check_runs()
     with progress_line(common.quiet) as progress:

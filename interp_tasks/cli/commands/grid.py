@@ -11,14 +11,12 @@ import typer
 
 from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.command import CommonOptions
-from interp_tasks.cli.options import FORMAT, RATE, check_rate
-from interp_tasks.cli.output import FORMATS, print_as, write_and_show
+from interp_tasks.cli.options import DEVICE, FORMAT, RATE
+from interp_tasks.cli.output import print_as, write_and_show
 from interp_tasks.cli.tables import console, print_rows
 from interp_tasks.cli.terminal import note, progress_line
-from interp_tasks.devices import check_written_device
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import check_choice
 from interp_tasks.settings import EXECUTORS, MANY_RUNS, import_file
 from interp_tasks.texts import counted, duration, flop, one_line, size
 
@@ -42,7 +40,7 @@ def grid(
         str, typer.Option("--executor", help=f"Who does the work: {EXECUTORS}.")
     ] = "processes",
     jobs: Annotated[int | None, JOBS] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu",
+    device: DEVICE = "cpu",
     retry: Annotated[bool, typer.Option("--retry", help="Try again what failed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help=f"Of more than {MANY_RUNS:,} runs, too.")] = False,
     imports: Annotated[list[Path], IMPORTS] = [],  # noqa: B006  (never changed)
@@ -62,11 +60,8 @@ def grid(
     from interp_tasks.grids.run import slots_of
     from interp_tasks.recipes import naming_file, read_spec, recipe_file
 
-    check_choice("--format", format, FORMATS)
-    check_written_device(device)
     if rate is not None and not dry_run:
         raise UserError("--rate is for --dry-run: a grid that runs takes the time it takes")
-    check_rate(rate)
     for path in imports:
         import_file(path)
     file = recipe_file(spec)
@@ -88,11 +83,7 @@ def grid(
 
 
 def show_done(done: Grid, format: str, quiet: bool) -> None:
-    """Writes and prints what a grid has found, and says what failed.
-
-    Raises:
-        UserError: if a unit did.
-    """
+    """Writes and prints what a grid has found, and says what failed."""
     from interp_tasks.grids.table import result_of
 
     result = result_of(done)

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.cli.command import CommonOptions
-from interp_tasks.cli.options import FORMAT
-from interp_tasks.cli.output import FORMATS, write_and_show
+from interp_tasks.cli.options import DEVICE, FORMAT
+from interp_tasks.cli.output import write_and_show
 from interp_tasks.cli.tables import console, training_progress
 from interp_tasks.cli.terminal import note, progress_line, write_data
-from interp_tasks.devices import check_written_device
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages.numbers import three_digits
 from interp_tasks.texts import one_line
 
@@ -32,6 +30,11 @@ PAPERS = "A paper: grokfast, matrix-completion, miiii or nanda."
 RECORDS = typer.Option(
     "--records", metavar="FILE", help="Own measurements.", show_default="measurements.jsonl in --out"
 )
+ROWS = typer.Option("--rows", metavar="5,6", help="Only these experiments of the paper.")
+RUNS = typer.Option("--runs", metavar="DIR", help="Where runs are, or are trained.")
+MEASURE = typer.Option("--measure", help="First measure the runs that have no measurement.")
+CHECK = typer.Option("--check", help="Measure again, and say what comes out otherwise.")
+TRAIN = typer.Option("--train", help="Train what is missing first, and measure it.")
 OUT = typer.Option("--out", metavar="DIR", help="Tables and page.", show_default="results/PAPER-PRESET")
 
 
@@ -39,23 +42,13 @@ def reproduce(
     paper: Annotated[str, typer.Argument(metavar="PAPER", help=PAPERS)],
     common: CommonOptions,
     preset: Annotated[str, typer.Option("--preset", help="Scale: cpu, reference or paper.")] = "cpu",
-    rows: Annotated[
-        str | None, typer.Option("--rows", metavar="5,6", help="Only these experiments of the paper.")
-    ] = None,
-    runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where runs are, or are trained.")] = (
-        Path("runs")
-    ),
-    measure: Annotated[
-        bool, typer.Option("--measure", help="First measure the runs that have no measurement.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Measure again, and say what comes out otherwise.")
-    ] = False,
+    rows: Annotated[str | None, ROWS] = None,
+    runs: Annotated[Path, RUNS] = Path("runs"),
+    measure: Annotated[bool, MEASURE] = False,
+    check: Annotated[bool, CHECK] = False,
     records: Annotated[Path | None, RECORDS] = None,
-    train: Annotated[bool, typer.Option("--train", help="Train what is missing first, and measure it.")] = (
-        False
-    ),
-    device: Annotated[str, typer.Option("--device", help="With --train, where: cpu, cuda, ...")] = "cpu",
+    train: Annotated[bool, TRAIN] = False,
+    device: DEVICE = "cpu",
     out: Annotated[Path | None, OUT] = None,
     format: FORMAT = "table",
 ) -> None:
@@ -68,8 +61,6 @@ def reproduce(
     from interp_tasks import reproduction
     from interp_tasks.reproduction.reproduction import checked_paper
 
-    check_choice("--format", format, FORMATS)
-    check_written_device(device)
     if device != "cpu" and not train:
         raise UserError(f"--device {device} is for --train: what is trained is measured on the CPU")
     if runs.exists() and not runs.is_dir():

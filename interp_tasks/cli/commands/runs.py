@@ -1,4 +1,4 @@
-"""``interp-run runs checkpoints``, ``runs import`` and ``runs report``."""
+"""``interp-run runs checkpoints``, ``runs import``, ``runs report`` and ``runs zoo``."""
 
 from __future__ import annotations
 
@@ -8,48 +8,61 @@ from typing import Annotated, Any
 
 import typer
 
-from interp_tasks.checkpoints import describe_run, resolve
-from interp_tasks.checkpoints.run_files import read_json
+from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
+from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, read_json
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import FORMAT, RUNS, ExampleOptions, PrintingOptions
-from interp_tasks.cli.output import FORMATS, write_and_show
-from interp_tasks.cli.tables import print_rows
+from interp_tasks.cli.output import write_and_show
+from interp_tasks.cli.tables import console, print_rows
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.run_logs import check_run_name
 from interp_tasks.settings import check_task_name, task_config
 
 
-def checkpoints(
-    ckpt: RUNS,
-    common: CommonOptions,
-    format: FORMAT = "table",
-) -> None:
+def checkpoints(ckpt: RUNS, common: CommonOptions, format: FORMAT = "table") -> None:
     """List the checkpoints of a run, and where its drop lies."""
-    check_choice("--format", format, FORMATS)
     for run in ckpt:
         check_run_name(run)
-    stored = [each for run in ckpt for each in resolve(f"{run}@all")]
-    runs = {each.run_name: each.run_path for each in stored if each.run_path is not None}
+    found = [each for run in ckpt for each in resolve(f"{run}@all")]
+    marks = {each.run_name: marks_of(each) for each in {each.run_name: each for each in found}.values()}
     rows = [
-        {"run": name, "ref": f"{name}@{row['step']}", **row}
-        for name, path in runs.items()
-        for row in describe_run(path)
+        {
+            "run": each.run_name,
+            "ref": each.ref,
+            "step": each.step,
+            "marks": [mark for mark, step in marks[each.run_name].items() if step == each.step],
+            "bytes": sum(file.stat().st_size for file in each.path.iterdir()),
+            "dtype": each.meta["weights"]["dtype"],
+            "training_state": (each.path / TRAINING_STATE_FILE).is_file(),
+            "task": each.meta["task"]["name"] if each.meta["task"] else None,
+            "metrics": each.meta["metrics"] or {},
+            "saved_at": each.meta["saved_at"],
+            "path": str(each.path),
+        }
+        for each in found
     ]
     if format != "table":
-        print_rows([{**row, "metrics": row["metrics"] or {}} for row in rows], format, [])
+        print_rows(rows, format, [])
         return
-    for name in runs:
+    for name in marks:
         of_run = [row for row in rows if row["run"] == name]
-        metrics = [whole(row["metrics"] or {}) for row in of_run]
+        metrics = [whole(row["metrics"]) for row in of_run]
         names = list(dict.fromkeys(metric for each in metrics for metric in each))
         listed = [
             {**dict.fromkeys(names), **each, "checkpoint": f"@{row['step']}", "marks": row["marks"]}
             for row, each in zip(of_run, metrics, strict=True)
         ]
         print_rows(listed, "table", ["checkpoint", "marks", *names], [str(name), str(of_run[0]["task"])])
+
+
+def marks_of(checkpoint: ResolvedCheckpoint) -> dict[str, int]:
+    """Returns the marks of a checkpoint's run, none where it shows no drop."""
+    try:
+        return find_marks(checkpoint.run_path or checkpoint.path, needed=())
+    except UserError:
+        return {}
 
 
 def whole(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,3 +163,44 @@ def report(
     write_and_show(
         lambda: [page.write(out)], lambda: print_rows(rows, printing.format, list(rows[0])), printing.quiet
     )
+
+
+#: Below the tables: what three of their columns say.
+LEGEND = """\
+stored: checkpoints (log: none)
+final: the metric's level at the end, of several seeds the median
+drop: steps from 10% to 90% of its change, of several seeds from the first on"""
+
+
+def zoo(common: CommonOptions, format: FORMAT = "table") -> None:
+    """List the trained models that ship."""
+    from interp_tasks.zoo.catalog import catalog
+
+    rows = catalog()
+    if format != "table":
+        print_rows(rows, format, [])
+        return
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        # A folder's name stands in the heading.
+        folder, slash, name = row["name"].partition("/")
+        heading = (row["task"], row["metric"], *([f"in {folder}/"] if slash else []))
+        groups.setdefault(heading, []).append({**row, "name": name or folder})
+    columns = ["name", "size", "seeds", "stored", "drop", "final"]
+    for heading, members in groups.items():
+        print_rows([zoo_row(row) for row in members], "table", columns, heading)
+        console().print()
+    console().print(LEGEND, style="dim")
+
+
+def zoo_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row of the catalog as people read it."""
+    seeds, drop = row["seeds"], row["drop"]
+    fell = "none" if drop is None else f"{drop[0]:,}-{drop[1]:,}"
+    if drop is not None and row["dropped"] < len(seeds):
+        fell += f" ({row['dropped']}/{len(seeds)})"
+    which = f"{seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+    stored = (
+        f"{row['checkpoints']} steps" if row["checkpoints"] > 1 else "1 step" if row["checkpoints"] else "log"
+    )
+    return {**row, "seeds": which, "stored": stored, "drop": fell, "final": f"{row['final']:.3g}"}

@@ -9,12 +9,9 @@ import typer
 
 from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.options import FORMAT, RecipeOptions
-from interp_tasks.cli.output import FORMATS
 from interp_tasks.cli.tables import console, print_rows
 from interp_tasks.cli.terminal import note, progress_line, write_data
 from interp_tasks.disk import check_writable_folder
-from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import check_choice
 from interp_tasks.settings import parse_settings
 
 if TYPE_CHECKING:
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Trials that people are shown.
 SHOWN = 10
-#: More trials than one command would ever finish.
-MOST_TRIALS = 100_000
 
 
 SPACE = typer.Option(
@@ -41,7 +36,9 @@ OBJECTIVE = typer.Option(
     show_default="loss",
 )
 JOBS = typer.Option("--jobs", metavar="N", help="Trials at a time.")
-TRIALS = typer.Option("--trials", metavar="N", help="Trials in all, those of earlier calls included.")
+TRIALS = typer.Option(
+    "--trials", metavar="N", help="Trials in all, those of earlier calls included.", min=1, max=100_000
+)
 OUT = typer.Option("--out", metavar="OUT", help="Folder.", show_default="runs/search-TASK-PRESET")
 
 
@@ -64,9 +61,6 @@ def search(
     """
     from interp_tasks.search.plan import make_plan
 
-    check_choice("--format", format, FORMATS)
-    if not 1 <= trials <= MOST_TRIALS:
-        raise UserError(f"--trials {trials}: from 1 to {MOST_TRIALS}")
     recipe.import_tasks()
     varied: dict[str, Any] = {"space": space, "vary": vary, "objective": objective, "seed": seed}
     plan = make_plan(recipe.task, preset=recipe.preset, settings=parse_settings(recipe.settings), **varied)

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks import experiments
-from interp_tasks.cli.options import FORMAT, RATE, PrintingOptions, RecipeOptions, ResultOptions, check_rate
-from interp_tasks.cli.output import FORMATS
+from interp_tasks.cli.options import FORMAT, RATE, PrintingOptions, RecipeOptions, ResultOptions
 from interp_tasks.cli.tables import print_rows
 from interp_tasks.cli.terminal import write_line
-from interp_tasks.measurement.options import check_choice
 from interp_tasks.settings import check_task_name, task_config
 from interp_tasks.texts import duration, flop, size
 
@@ -56,8 +54,6 @@ def cost(recipe: RecipeOptions, rate: RATE = None, format: FORMAT = "table") -> 
 
     Counted without training; the time is given at a --rate.
     """
-    check_choice("--format", format, FORMATS)
-    check_rate(rate)
     resolved = recipe.resolve()
     from interp_tasks.training.cost import cost
     from tasks import get

@@ -94,7 +94,7 @@ class Moment(NamedTuple):
 @experiment("modular", says={"site": None})
 def neurons(
     refs: str | Sequence[str],
-    neurons: Annotated[Sequence[int], NEURONS_OPTION, str, parse_neurons] = NEURONS,
+    neurons: Annotated[str | Sequence[int], NEURONS_OPTION, str] = NEURONS,
     site: Annotated[str, SITE] = "mlp_post",
     *,
     draws: Annotated[int, DRAWS] = 19,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformer_lens import HookedTransformer
 
 import tasks
 from interp_tasks.checkpoints import (
@@ -19,35 +19,15 @@ from interp_tasks.checkpoints import (
     load_checkpoints,
     save_checkpoint,
 )
+from interp_tasks.checkpoints.load import read_training_state
 from interp_tasks.checkpoints.meta import read_meta, signed
-from interp_tasks.checkpoints.tensors import read_training_state
 from interp_tasks.errors import UserError
-from tasks.hooked import construct
-from tasks.post_norm import PostNormConfig, PostNormTransformer
-
-
-def build(seed: int = 0, **changes: Any) -> HookedTransformer:
-    sizes = {
-        "n_layers": 2,
-        "d_model": 8,
-        "n_ctx": 5,
-        "d_head": 4,
-        "n_heads": 2,
-        "d_vocab": 7,
-        "device": "cpu",
-    }
-    described = PostNormConfig if "norm" in changes else HookedTransformerConfig
-    config = described(**{**sizes, "act_fn": "gelu", "init_weights": False, **changes})
-    model = construct(config)
-    stream = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=stream))
-    return model
+from tasks.post_norm import PostNormTransformer
+from tests.interp_tasks.checkpoints.models import build
 
 
 def tokens() -> Tensor:
-    return torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(1))
+    return torch.randint(0, 5, (3, 3), generator=torch.Generator().manual_seed(1))
 
 
 def matrix_task() -> tasks.Task:
@@ -70,7 +50,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "seeded": {"seed": 5, "init_weights": True, "initializer_range": np.float64(0.3)},
     "wide read-out": {"d_vocab_out": 11},
     "grouped queries": {"n_key_value_heads": 1},
-    "local attention": {"use_local_attn": True, "window_size": 2, "attn_types": ["local", "global"]},
+    "local attention": {
+        "n_layers": 2,
+        "use_local_attn": True,
+        "window_size": 2,
+        "attn_types": ["local", "global"],
+    },
     "float64": {"dtype": torch.float64},
     "post-norm": {"norm": "post", "eps": 1e-12},
     "post-norm, attention only": {"norm": "post", "attn_only": True, "attention_dir": "bidirectional"},
@@ -200,7 +185,7 @@ def test_a_task_not_registered_here_is_kept_by_name(tmp_path: Path) -> None:
 
 def test_several_checkpoints_load_one_at_a_time(tmp_path: Path) -> None:
     for step in (0, 10, 20):
-        save_checkpoint(tmp_path / "run" / "checkpoints" / f"{step:08d}", build(seed=step), step=step)
+        save_checkpoint(tmp_path / "run" / "checkpoints" / f"{step:08d}", build(step), step=step)
     stream = load_checkpoints(f"{tmp_path}/run@all")
     assert next(stream).step == 0
     (tmp_path / "run" / "checkpoints" / "00000010" / "meta.json").write_text("{")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import tasks
 from interp_tasks.checkpoints import Drop, detect_drop, find_marks, read_run, zoo_names
-from interp_tasks.checkpoints.drop import plateau_steps, why_no_drop
+from interp_tasks.checkpoints.drop import drop_or_reason, plateau_steps
 from interp_tasks.checkpoints.marks import find_drop, theoretical_plateau
 from interp_tasks.checkpoints.refs import find_run
 from interp_tasks.checkpoints.run_files import stored_steps
@@ -138,27 +138,21 @@ REASONS: dict[str, tuple[Curve, str]] = {
 @pytest.mark.parametrize("name", REASONS)
 def test_why_there_is_no_drop(name: str) -> None:
     curve, reason = REASONS[name]
-    steps = list(range(0, 20_001, 100))
-    values = [float(value) for value in np.asarray(curve(np.array(steps, dtype=float)))]
-    assert detect_drop(steps, values, "down") is None
-    assert re.search(reason, why_no_drop(steps, values, "down"))
+    assert re.search(reason, str(drop_or_reason(*logged(curve, "every 100", 0.0), "down")))
 
 
-def test_why_there_is_no_drop_counts_values_and_asks_theory_and_says_nothing_of_a_drop() -> None:
+def test_why_there_is_no_drop_counts_values_and_asks_theory() -> None:
     steps, values = logged(DROPS["plateau and drop"][0], "every 100", 0.0)
-    assert why_no_drop(steps[:5], values[:5], "down").startswith("5 values are logged")
-    assert why_no_drop(steps, values, "down", 1e3).startswith(f"it goes from {values[0]:.4g} to ")
-    assert why_no_drop(steps, values, "down") == ""
-    assert why_no_drop(steps, [0.1] * len(steps), "up").startswith("it does not rise, yet")
+    assert str(drop_or_reason(steps[:5], values[:5], "down")).startswith("5 values are logged")
+    reason = str(drop_or_reason(steps, values, "down", 1e3))
+    assert reason.startswith(f"it goes from {values[0]:.4g} to ")
+    assert str(drop_or_reason(steps, [0.1] * len(steps), "up")).startswith("it does not rise, yet")
 
 
-@pytest.mark.parametrize("gain", [0.0, 0.25])
-def test_an_accuracy_must_gain_three_tenths(gain: float) -> None:
-    steps, values = logged(lambda t: 0.01 + gain * rise(t, 9000, 400), "every 100", 0.0, "up")
-    assert detect_drop(steps, values, "up") is None
-
-
-def test_a_run_cut_short_on_its_plateau_has_no_drop_yet() -> None:
+def test_an_accuracy_must_gain_three_tenths_and_a_run_leave_its_plateau() -> None:
+    for gain in (0.0, 0.25):
+        rising = logged(lambda t, gain=gain: 0.01 + gain * rise(t, 9000, 400), "every 100", 0.0, "up")
+        assert detect_drop(*rising, "up") is None
     steps, values = logged(DROPS["first fall, plateau, drop"][0], "every 100", 0.0)
     assert detect_drop(steps[:60], values[:60], "down") is None
 
@@ -202,10 +196,6 @@ def test_wrong_arguments() -> None:
         detect_drop([0, 2, 1], [1.0, 1.0, 1.0], "down")
 
 
-def falling(high: float, low: float) -> tuple[list[int], list[float]]:
-    return logged(lambda t: high - (high - low) * rise(t, 9000, 400), "every 100", 0.0)
-
-
 @pytest.mark.parametrize(
     ("high", "low", "drops"),
     [
@@ -223,33 +213,18 @@ def falling(high: float, low: float) -> tuple[list[int], list[float]]:
 def test_a_drop_begins_on_the_plateau_by_theory_and_makes_half_of_the_way(
     high: float, low: float, drops: bool
 ) -> None:
-    """Without theory each of them is one, with the same steps; the scale does not matter."""
-    steps, values = falling(high, low)
+    """Without theory each of them is one, with the same steps; the scale does not matter.
+
+    An accuracy rises from its plateau, 0.2 here, to a half of the 0.8 that are left.
+    """
+    steps, values = logged(lambda t: high - (high - low) * rise(t, 9000, 400), "every 100", 0.0)
     expected = detect_drop(steps, values, "down")
     assert expected is not None
     assert detect_drop(steps, values, "down", 1.0) == (expected if drops else None)
     assert (detect_drop(steps, [value / 9 for value in values], "down", 1 / 9) is None) != drops
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "drops"),
-    [
-        (0.2, 1.0, True),
-        (0.2, 0.62, True),
-        (0.2, 0.58, False),  # half of the way from 0.2 to 1 is 0.6
-        (0.42, 1.0, True),
-        (0.46, 1.0, False),  # more than 30% of 0.8 nearer to 1
-        (0.0, 1.0, True),
-    ],
-)
-def test_an_accuracy_rises_from_the_plateau_by_theory_to_half_of_what_is_left(
-    low: float, high: float, drops: bool
-) -> None:
-    steps, values = falling(1 - low, 1 - high)
-    accuracies = [1 - value for value in values]
-    expected = detect_drop(steps, accuracies, "up")
-    assert expected is not None
-    assert detect_drop(steps, accuracies, "up", 0.2) == (expected if drops else None)
+    accuracies = [1 - 0.8 * value for value in values]
+    # Below 0.3 it gains too little for any accuracy.
+    assert (detect_drop(steps, accuracies, "up", 0.2) is None) != drops or 0.8 * (high - low) < 0.3
 
 
 SHIPPED = {

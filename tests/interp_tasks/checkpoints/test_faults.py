@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
-from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformer_lens import HookedTransformer
 
 import tasks
 from interp_tasks.checkpoints import (
@@ -21,25 +21,12 @@ from interp_tasks.checkpoints import (
     read_run,
     save_checkpoint,
 )
+from interp_tasks.checkpoints.load import read_training_state
 from interp_tasks.checkpoints.meta import read_meta, signed
 from interp_tasks.checkpoints.run_files import digest
-from interp_tasks.checkpoints.tensors import read_training_state
 from interp_tasks.errors import UserError
 from tasks.errors import TaskError
-from tasks.hooked import construct
-
-
-def build(**changes: Any) -> HookedTransformer:
-    sizes = {
-        "n_layers": 1,
-        "d_model": 4,
-        "n_ctx": 3,
-        "d_head": 2,
-        "n_heads": 2,
-        "d_vocab": 5,
-        "device": "cpu",
-    }
-    return construct(HookedTransformerConfig(**{**sizes, "act_fn": "relu", **changes}))
+from tests.interp_tasks.checkpoints.models import build
 
 
 @pytest.fixture
@@ -232,22 +219,17 @@ def refusal(path: Path, model: Any, task: Any = None, step: int = 0, **options: 
     return str(caught.value)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_model_that_is_not_finite_is_not_saved(tmp_path: Path, value: float) -> None:
-    model = build()
-    with torch.no_grad():
-        model.blocks[0].mlp.W_in[1, 1] = value
-    assert refusal(tmp_path / "x", model).startswith(
-        "parameter blocks.0.mlp.W_in holds NaN or infinite values"
-    )
-
-
-def test_weights_beyond_float16_are_not_halved(tmp_path: Path) -> None:
-    model = build()
-    with torch.no_grad():
-        model.embed.W_E[0, 0] = 1e5
-    assert "parameter embed.W_E reaches 1e+05" in refusal(tmp_path / "x", model, weights_dtype="float16")
-    assert "no weights_dtype 'int8'" in refusal(tmp_path / "x", model, weights_dtype="int8")
+def test_values_that_a_file_cannot_hold_are_not_saved(tmp_path: Path) -> None:
+    for value, options, said in (
+        (float("nan"), {}, "parameter embed.W_E holds NaN or infinite values"),
+        (float("inf"), {}, "parameter embed.W_E holds NaN or infinite values"),
+        (1e5, {"weights_dtype": "float16"}, "parameter embed.W_E reaches 1e+05"),
+        (1.0, {"weights_dtype": "int8"}, "no weights_dtype 'int8'"),
+    ):
+        model = build()
+        with torch.no_grad():
+            model.embed.W_E[0, 0] = value
+        assert refusal(tmp_path / "x", model, **options).startswith(said)
 
 
 def test_an_existing_path_is_refused(saved: Path, tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ def test_steps_a_log_and_the_task_make_a_run_with_its_marks(tmp_path, capsys):
     """`@pre` and `@post` need the log; a bias that a file lacks is 0."""
     models = {step: TASK.build_model(step) for step in (0, 100, 900, 1000)}
     (tmp_path / "steps").mkdir()
+    # A training script's own, of no Hugging Face model.
+    (tmp_path / "steps" / "config.json").write_text('{"seed": 0}')
     for step, model in models.items():
         state = {name: each for name, each in model.state_dict().items() if name != "unembed.b_U"}
         save_file(

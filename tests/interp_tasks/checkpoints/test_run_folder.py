@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from interp_tasks.checkpoints import (
     RunFolder,
@@ -21,7 +20,7 @@ from interp_tasks.checkpoints import (
     stored_steps,
 )
 from interp_tasks.errors import UserError
-from tasks.hooked import construct
+from tests.interp_tasks.checkpoints.models import build
 
 CONFIG: dict[str, Any] = {
     "task": {"name": "toy", "n": 3},
@@ -32,16 +31,6 @@ CONFIG: dict[str, Any] = {
 
 def config(**train: Any) -> dict[str, Any]:
     return {**CONFIG, "train": {**CONFIG["train"], **train}}
-
-
-def build(step: int = 0) -> HookedTransformer:
-    """A model whose weights tell its step."""
-    sizes = {"n_layers": 1, "d_model": 4, "n_ctx": 3, "d_head": 2, "n_heads": 2, "d_vocab": 5}
-    model = construct(HookedTransformerConfig(**sizes, act_fn="relu", device="cpu", init_weights=False))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(float(step))
-    return model
 
 
 def state(step: int) -> dict[str, torch.Tensor]:
@@ -97,19 +86,14 @@ def test_resume_gives_back_the_newest_state(tmp_path: Path) -> None:
         assert point is not None
         assert point.step == 20
         assert torch.equal(point.tensors["momentum"], torch.full((3,), 20 / 3))
-        model = build()
+        model = build(0)
         point.restore(model)
         assert all((parameter == 20).all() for parameter in model.parameters())
         write(run, [30])
     assert stored_steps(tmp_path / "run") == [0, 10, 20, 30]
-    assert len(read_run(tmp_path / "run")["resumed"]) == 1
-
-
-def test_only_the_newest_states_are_kept(tmp_path: Path) -> None:
-    with opened(tmp_path / "run") as run:
-        write(run, [0, 10, 20, 30])
-        assert states_kept(tmp_path / "run") == [20, 30]
+    assert states_kept(tmp_path / "run") == [20, 30], "only the newest"
     assert load_checkpoint(f"{tmp_path / 'run'}@0").step == 0
+    assert len(read_run(tmp_path / "run")["resumed"]) == 1
 
 
 def test_a_mangled_newest_checkpoint_is_passed_over(tmp_path: Path) -> None:
@@ -206,8 +190,10 @@ def test_what_differs_between_openings_is_recorded(tmp_path: Path) -> None:
         with RunFolder.open(tmp_path / "run", CONFIG, {"torch": version, "seed": 0}):
             pass
     described = read_run(tmp_path / "run")
-    assert described["torch"] == "1"
-    assert [set(entry) for entry in described["resumed"]] == [{"at"}, {"at", "torch"}]
+    assert (described["torch"], [set(entry) for entry in described["resumed"]]) == (
+        "1",
+        [{"at"}, {"at", "torch"}],
+    )
 
 
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
@@ -255,7 +241,12 @@ def test_two_processes_contend_and_a_killed_one_never_blocks(tmp_path: Path) -> 
 
 def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "run"
+    path.mkdir()
+    # Killed before its run.json.
+    (path / ".lock").write_text("123\n")
+    (path / f".run.json.tmp-{'a' * 32}").write_text('{"form')
     with opened(path) as run:
+        assert run.resume() is None
         write(run, [0])
     unfinished = path / "checkpoints" / f".00000010.tmp-{'0' * 32}"
     unfinished.mkdir()
@@ -267,13 +258,6 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     left = sorted(entry.name for entry in path.iterdir())
     assert left == [".keep.tmp-notes", ".lock", "checkpoints", "metrics.jsonl", "run.json"]
     assert [entry.name for entry in (path / "checkpoints").iterdir()] == ["00000000"]
-
-
-def test_a_writer_killed_before_its_run_json(tmp_path: Path) -> None:
-    (tmp_path / ".lock").write_text("123\n")
-    (tmp_path / f".run.json.tmp-{'a' * 32}").write_text('{"form')
-    with opened(tmp_path) as run:
-        assert run.resume() is None
 
 
 def test_reading_what_is_not_there(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from interp_tasks.checkpoints import (
     RunFolder,
@@ -20,25 +19,16 @@ from interp_tasks.checkpoints import (
     stored_steps,
 )
 from interp_tasks.errors import UserError
-from tasks.hooked import construct
+from tests.interp_tasks.checkpoints.models import build
 
 STEPS = 4
 SAVED_EVERY = 2
 
 
-def build() -> HookedTransformer:
-    sizes = {"n_layers": 1, "d_model": 2, "n_ctx": 2, "d_head": 2, "n_heads": 1, "d_vocab": 3}
-    model = construct(HookedTransformerConfig(**sizes, attn_only=True, device="cpu", init_weights=False))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(1.0)
-    return model
-
-
 def train(path: Path) -> None:
     """A stand-in for the trainer: a walk with momentum, whose next step depends on all that is saved."""
     with RunFolder.open(path, {"train": {"steps": STEPS}}, {}) as run:
-        model, momentum, first = build(), torch.zeros(()), 0
+        model, momentum, first = build(1), torch.zeros(()), 0
         point = run.resume()
         if point is not None:
             point.restore(model)
@@ -142,5 +132,5 @@ def test_a_save_that_fails_leaves_nothing(
 
     monkeypatch.setattr(os, operation, fail)
     with pytest.raises(UserError, match=r"cannot write .*: No space left on device"):
-        save_checkpoint(tmp_path / "one", build())
+        save_checkpoint(tmp_path / "one", build(1))
     assert list(tmp_path.iterdir()) == []

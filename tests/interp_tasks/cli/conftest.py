@@ -28,5 +28,14 @@ def root(tmp_path_factory):
     (folder / "foreign").write_text("text")
     (folder / "broken.py").write_text("import tasks\nx = 1 / 0\n")
     numpy.save(folder / "tokens.npy", numpy.arange(18).reshape(2, 9))
-    numpy.save(folder / "short.npy", numpy.zeros((2, 5), dtype=int))
+    others = {
+        "short": numpy.zeros((2, 5), int),
+        "long": numpy.ones((2, 17), int),
+        "large": numpy.full((2, 9), 10**6),
+        "floats": numpy.ones((2, 9)),
+        "empty": numpy.ones((0, 9), int),
+        "objects": numpy.array([{}], dtype=object),
+    }
+    for name, array in others.items():
+        numpy.save(folder / f"{name}.npy", array, allow_pickle=True)
     return folder

@@ -16,7 +16,7 @@ from interp_tasks.cli import commands
 from interp_tasks.cli.app import every_command, program
 from interp_tasks.cli.failures import exit_code_of
 from interp_tasks.errors import UserError
-from interp_tasks.experiments import COLUMNS, every_experiment, experiment_named
+from interp_tasks.experiments import every_experiment, experiment_named
 from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.pages import versions
 from interp_tasks.settings import parse_seeds, parse_settings
@@ -128,16 +128,6 @@ def records(call, *arguments):
     return json.loads(out)
 
 
-def test_csv_and_json_say_the_same(call):
-    rows = records(call, "--ckpt", "run@40")
-    code, out, _ = call("ablation", "--ckpt", "run@40", *SMALL, "--format", "csv")
-    header, *lines = out.strip().split("\n")
-    assert code == 0
-    assert tuple(header.split(",")) == COLUMNS
-    cells = [dict(zip(COLUMNS, line.split(","), strict=True)) for line in lines]
-    assert [float(cell["value"]) for cell in cells] == [row["value"] for row in rows]
-
-
 def test_holm_is_over_the_metric_that_was_asked_for(call):
     """Of what a table shows, too: and the number of tests stands below it."""
     asked = ("--ckpt", "run@10", "--ckpt", "run@40", "--heads", "each")
@@ -182,9 +172,7 @@ def test_people_see_the_metric_that_is_the_tasks_own(call, monkeypatch):
 HEADS = {
     "ablation --heads each --positions hidden": "mode uniform · positions hidden",
     "ablation --keys 0,1 --positions 2": "mode uniform · keys 0, 1 · positions 2",
-    "transplant --source run@0 --components qkv+mlp --layers 1": "source run@0 · components qkv+mlp · layers 1",
     "patch --source negated --site z.0 --heads each": "source negated · site z.0 · heads each",
-    "attention --positions hidden": "positions hidden",
 }
 
 
@@ -195,13 +183,7 @@ def test_the_head_of_a_table_says_what_was_done(call, monkeypatch, asked):
     code, out, err = call(command, "--ckpt", "run@10", *options, *SMALL, "--split", "validation")
     assert (code, err) == (0, "")
     found = [part for line in out.splitlines()[:3] for part in line.split(" · ")]
-    examples = "4" if command == "probe" else "12"
-    expected = [
-        "run@10",
-        "step 10",
-        f"{examples} validation examples, seed 0",
-        *filter(None, HEADS[asked].split(" · ")),
-    ]
+    expected = ["run@10", "step 10", "12 validation examples, seed 0", *HEADS[asked].split(" · ")]
     assert found[: len(expected)] == expected
     assert max(map(len, out.splitlines())) <= 80
 
@@ -220,27 +202,6 @@ def test_tables_never_crop_a_number(call, monkeypatch, command, width):
         for column in shown_columns(frame):
             for word in column.shown(row).split():
                 assert word in printed, (column.header, word)
-
-
-def test_options_of_every_command_reach_the_experiment(call):
-    def found(*arguments):
-        code, out, err = call(*arguments, "--ckpt", "run@40", *SMALL, "--format", "json")
-        assert (code, err) == (0, "")
-        return json.loads(out)
-
-    rows = found("transplant", "--source", "run@0", "--components", "q,k", "--layers", "1")
-    assert {(row["variant"], row["intervention"]) for row in rows} == {("q+k", "q+k(layers=1; source=run@0)")}
-    rows = found("permute", "--draws", "3")
-    assert [row["draw"] for row in rows if row["metric"] == "mse_all"] == [None, 0, 1, 2]
-    rows = found("patch", "--source", "negated", "--heads", "each", "--positions", "0,3")
-    assert {row["intervention"] for row in rows} == {"z(positions=0,3; source=negated)"}
-    assert {row["variant"] for row in rows} == {"0.0", "0.1", "1.0", "1.1"}
-    assert {row["metric"] for row in rows} >= {"mse_masked", "mse_masked (source)"}
-    rows = found("heads", "--mode", "mean", "--positions", "observed", "--group", "a=0.0+1.1")
-    assert {row["intervention"] for row in rows} == {"mean(positions=observed)"}
-    assert "a" in {row["variant"] for row in rows}
-    rows = found("lens")
-    assert {row["intervention"] for row in rows} == {"read-out", "without direct"}
 
 
 def test_checkpoints_lists_steps_and_marks(call):
@@ -303,11 +264,6 @@ def test_train_makes_runs_extends_them_and_ablation_reads_them(call, tmp_path):
     err = call("train", "matrix-completion", *TINY, "--set", "train.steps=3", "--out", out / "seed-0")[2]
     assert "went on from step 2" in err
     assert weights.read_bytes() == whole
-    described = json.loads((out / "seed-0/run.json").read_text())
-    described["versions"]["torch"] = "2.0"
-    (out / "seed-0/run.json").write_text(json.dumps(described))
-    err = call("train", "matrix-completion", *TINY, "--set", "train.steps=4", "--out", out / "seed-0")[2]
-    assert "went on from step 3; torch 2.0 began it, and sums of 2." in err
     nested = call("train", "matrix-completion", *TINY, "--out", out / "seed-0", "--seeds", "0:2")
     assert nested[:2] == (2, "")
     # A long path is shortened in the middle.
