@@ -128,22 +128,15 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
-def lock_of(file: Path) -> BaseFileLock:
-    """Returns a lock that is free again when its holder ends, however that ends."""
-    from filelock import FileLock
-
-    if file.is_symlink() or (file.exists() and not file.is_file()):
-        raise UserError(f"{file} is a link or no regular file, and no lock: remove it")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(file, thread_local=False)
-
-
 def lock_folder(folder: Path) -> BaseFileLock:
     """Returns the lock of a folder, held until its ``release()`` or the end of the process, however that ends."""
-    from filelock import Timeout
+    from filelock import FileLock, Timeout
 
     file = folder / LOCK_FILE
-    lock = lock_of(file)
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise UserError(f"{file} is a link or no regular file, and no lock: remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file, thread_local=False)
     try:
         lock.acquire(blocking=False)
     except Timeout:

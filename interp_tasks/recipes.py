@@ -22,6 +22,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.files import WHOLE_END, read_toml
 from interp_tasks.settings import parse_seeds
 from interp_tasks.training.config import SECTIONS, list_keys
+from tasks.errors import TaskError
 from tasks.settings import one_line
 
 #: What a file should hold.
@@ -185,7 +186,7 @@ def naming_file(name: str) -> Iterator[None]:
     """Names a grid's file, once, in an error about what it holds."""
     try:
         yield
-    except UserError as error:
+    except (UserError, TaskError) as error:
         message = str(error)
         raise UserError(message if message.startswith(name) else f"{name}: {message}") from None
 

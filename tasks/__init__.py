@@ -18,49 +18,14 @@ if TYPE_CHECKING:
     from tasks.seeds import derive_seed, generator
     from tasks.settings import ModelSettings
 
-_HOMES = {
-    "tasks.base": (
-        "Batch",
-        "DropMetric",
-        "GridAxis",
-        "Metric",
-        "ProbeTarget",
-        "ProbeTargets",
-        "Split",
-        "Task",
-        "pool",
-    ),
-    "tasks.errors": ("TaskError",),
-    "tasks.seeds": ("derive_seed", "generator"),
-    "tasks.registry": ("get", "register", "task_class"),
-    "tasks.settings": ("ModelSettings",),
-}
-
-__all__ = [
-    "Batch",
-    "DropMetric",
-    "GridAxis",
-    "Metric",
-    "ModelSettings",
-    "ProbeTarget",
-    "ProbeTargets",
-    "Split",
-    "Task",
-    "TaskError",
-    "derive_seed",
-    "generator",
-    "get",
-    "list",
-    "pool",
-    "register",
-    "task_class",
-]
+__all__ = ["Batch", "DropMetric", "GridAxis", "Metric", "ModelSettings", "ProbeTarget", "ProbeTargets"]
+__all__ += ["Split", "Task", "TaskError", "derive_seed", "generator", "get", "list", "pool", "register"]
+__all__ += ["task_class"]
 
 
 def __getattr__(name: str) -> Any:
-    for home, exported in _HOMES.items():
-        if name in exported:
-            value = getattr(importlib.import_module(home), name)
-            globals()[name] = value
-            return value
+    for home in ("errors", "registry", "settings", "seeds", "base") if name in __all__ else ():
+        module = importlib.import_module(f"tasks.{home}")
+        if hasattr(module, name):
+            return globals().setdefault(name, getattr(module, name))
     raise AttributeError(f"module 'tasks' has no attribute {name!r}")

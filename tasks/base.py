@@ -7,7 +7,7 @@ through :class:`Task`; a new one is a subclass, registered under a name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tasks.devices import constant, moved
 from tasks.errors import TaskError
-from tasks.hooked import ModelSizes, build_hooked_transformer
+from tasks.hooked import construct, hooked_config, initialise
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Batch:
 
     def __getitem__(self, rows: slice | Tensor | list[int]) -> Batch:
         """Returns the examples that a slice, an index tensor, a boolean mask or a list selects, in its order."""
-        if isinstance(rows, int):
+        if isinstance(rows, int):  # iteration, too
             raise TypeError(f"a Batch gives batches: index it with a slice, batch[{rows}:{rows + 1}]")
         return replace(
             self,
@@ -56,9 +56,6 @@ class Batch:
             targets=self.targets[rows],
             extras={name: value[rows] for name, value in self.extras.items()},
         )
-
-    def __iter__(self) -> Iterator[Batch]:
-        raise TypeError("a Batch is not a sequence of examples: index it with a slice, batch[0:8]")
 
     def to(self, device: str | torch.device) -> Batch:
         return replace(
@@ -135,15 +132,13 @@ class Influences:
         tokens: ``[batch pos]``: the token that a position holds when it is changed.
         changed: boolean ``[batch pos]``: the positions that are changed, one at a time.
         read: boolean ``[batch pos]``: the positions at which the output, one number, is read.
-        kinds: name -> boolean ``[batch changed read]``: pairs of positions to be pooled.
-        references: name -> ``[batch changed read]``: the change of another method's answer; NaN where it gives none.
+        kinds: name -> boolean ``[changed read]``: pairs of positions to be pooled.
     """
 
     tokens: Int[Tensor, "batch pos"]
     changed: Tensor
     read: Tensor
     kinds: Mapping[str, Tensor]
-    references: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -195,9 +190,7 @@ class Task(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether both are the same task with the same settings; what it keeps that follows from them is not
-        compared.
-        """
+        """Returns whether both are the same task with the same settings, whatever else it keeps."""
         if type(self) is not type(other):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in type(self).model_fields)
@@ -245,10 +238,10 @@ class Task(BaseModel, ABC):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Names of what ``metrics`` returns, in its order, so that another name is refused before a model is loaded;
-        empty for a task that does not say.
-        """
-        return ()
+        """Names of what ``metrics`` returns, in its order."""
+        batch = self.sample(2, split="validation")
+        zeros = torch.zeros(len(batch), batch.tokens.shape[1], self.d_vocab_out)
+        return tuple(self.metrics(zeros, batch))
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
         """Returns the targets of linear probes on a batch; by default none."""
@@ -282,27 +275,19 @@ class Task(BaseModel, ABC):
         return {}
 
     def loss_shares(self) -> Mapping[str, float]:
-        """Returns the metrics whose weighted sum is the loss, with their weights; empty where the loss is not such a
-        sum.
-        """
+        """Returns the metrics whose weighted sum is the loss, with their weights; by default empty."""
         return {}
 
     def accuracies(self, output: Float[Tensor, "batch _ d_out"], batch: Batch) -> dict[str, Metric]:
-        """Returns shares of exactly right answers, in the form of :meth:`metrics`, unless those contain them
-        already.
-        """
+        """Returns shares of exactly right answers, in the form of :meth:`metrics`, that those lack."""
         return {}
 
     def token_values(self) -> Mapping[int, float]:
         """Returns the numbers that token ids stand for, for ids that examples can hold; by default empty."""
         return {}
 
-    def influences(self, batch: Batch, shift: float | None, seed: int) -> Influences | None:
-        """Returns changes of the inputs, one position at a time; by default ``None``.
-
-        Args:
-            shift: size of the change, up or down at random; ``None``: the new value is drawn anew.
-        """
+    def influences(self, batch: Batch, shift: float, seed: int) -> Influences | None:
+        """Returns changes of the inputs by ``shift``, up or down at random; by default ``None``."""
         return None
 
     @abstractmethod
@@ -336,8 +321,15 @@ class Task(BaseModel, ABC):
         Raises:
             TaskError: if the settings leave no room for the task's inputs.
         """
-        sizes = ModelSizes(self.name, self.sequence_length, self.d_vocab, self.d_vocab_out, self.n_read_outs)
-        return build_hooked_transformer(sizes, settings or self.Model(), seed)
+        settings = settings or self.Model()
+        n_ctx = settings.n_ctx or self.sequence_length
+        if n_ctx < self.sequence_length:
+            raise TaskError(
+                f"model.n_ctx = {n_ctx} is too short: task {self.name!r} has {self.sequence_length} positions"
+            )
+        model = construct(hooked_config(settings, n_ctx, self.d_vocab, self.d_vocab_out))
+        initialise(model, settings, seed, self.n_read_outs)
+        return model
 
     def constrain(self, model: HookedTransformer, settings: ModelSettings) -> None:
         """Restores the parameters that the settings hold fixed, after weights were copied in."""
@@ -370,22 +362,17 @@ def check_sample_size(n: int | None) -> None:
 
 def pool(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
     """Pools each metric to a number: the mean over examples, or Σsum / Σcount; ``None`` if Σcount is 0."""
-    found: list[Tensor] = []
-    for metric in metrics.values():
-        if isinstance(metric, tuple):
-            found += [part.double().sum() for part in metric]
-        else:
-            found.append(metric.double().mean())
+    pairs = [metric if isinstance(metric, tuple) else (metric, None) for metric in metrics.values()]
+    found = [
+        values.double().mean() if counts is None else values.double().sum() for values, counts in pairs
+    ] + [counts.double().sum() for _, counts in pairs if counts is not None]
     # All at once: a GPU is waited for once.
-    numbers = iter(torch.stack([each.to(found[0].device) for each in found]).tolist() if found else ())
+    numbers = torch.stack([each.to(found[0].device) for each in found]).tolist() if found else []
+    counted = iter(numbers[len(pairs) :])
     pooled: dict[str, float | None] = {}
-    for name, metric in metrics.items():
-        number = next(numbers)
-        if isinstance(metric, tuple):
-            count = next(numbers)
-            pooled[name] = number / count if count else None
-        else:
-            pooled[name] = number
+    for name, number, (_, counts) in zip(metrics, numbers, pairs, strict=False):
+        count = 1.0 if counts is None else next(counted)
+        pooled[name] = number / count if count else None
     return pooled
 
 
@@ -393,14 +380,12 @@ def pool_parts(metrics_by_part: Mapping[str, Mapping[str, Metric]]) -> dict[str,
     """Pools each metric over the examples of all parts together, and over each named part as ``metric (part)``."""
     pooled: dict[str, Metric] = {}
     for name in next(iter(metrics_by_part.values())):
-        values_by_part = [metrics[name] for metrics in metrics_by_part.values()]
-        pairs = [one for one in values_by_part if isinstance(one, tuple)]
-        values = [one for one in values_by_part if not isinstance(one, tuple)]
-        pooled[name] = (
-            (torch.cat([one[0] for one in pairs]), torch.cat([one[1] for one in pairs]))
-            if pairs
-            else torch.cat(values)
-        )
+        values: list[Any] = [metrics[name] for metrics in metrics_by_part.values()]
+        if isinstance(values[0], tuple):
+            sums, counts = zip(*values, strict=True)
+            pooled[name] = torch.cat(sums), torch.cat(counts)
+        else:
+            pooled[name] = torch.cat(values)
     of_parts = {
         f"{name} ({part})": metric
         for part, metrics in metrics_by_part.items()

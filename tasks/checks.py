@@ -22,28 +22,22 @@ def checked_sample(task: Task, n: int | None, seed: int, split: Split) -> Batch:
     """
     with method_of(task, "read_positions"):
         outside = [at for at in task.read_positions if not 0 <= at < task.sequence_length]
-        if outside:
-            raise TaskError(f"no position {outside[0]}: sequence_length is {task.sequence_length}")
+        check(not outside, f"no position {outside and outside[0]}: sequence_length is {task.sequence_length}")
     before = torch.get_rng_state()
     with method_of(task, "sample"):
         batch: Any = task.sample(n, seed=seed, split=split)
-        if not isinstance(batch, Batch) or batch.tokens.dtype != torch.long or batch.tokens.ndim != 2:
-            raise TaskError("give a tasks.Batch whose tokens are whole numbers [batch pos]")
-        if not torch.equal(before, torch.get_rng_state()):
-            raise TaskError("it draws from torch's global generator: draw from tasks.generator(seed, label)")
-        lengths = {"targets": len(batch.targets), **{name: len(each) for name, each in batch.extras.items()}}
-        for name, length in lengths.items():
-            if length != len(batch):
-                raise TaskError(f"{len(batch)} rows of tokens and {length} of {name}")
-        if not 1 <= len(batch) <= (n or len(batch)):
-            raise TaskError(f"asked for {n} examples, it gives {len(batch)}")
-        if batch.tokens.shape[1] > task.sequence_length:
-            raise TaskError(
-                f"inputs of {batch.tokens.shape[1]} positions, sequence_length is {task.sequence_length}"
-            )
-        if batch.tokens.min() < 0 or batch.tokens.max() >= task.d_vocab:
-            low, high = int(batch.tokens.min()), int(batch.tokens.max())
-            raise TaskError(f"token ids from {low} to {high}, d_vocab is {task.d_vocab}")
+        is_batch = isinstance(batch, Batch) and batch.tokens.dtype == torch.long and batch.tokens.ndim == 2
+        check(is_batch, "give a tasks.Batch whose tokens are whole numbers [batch pos]")
+        is_own = torch.equal(before, torch.get_rng_state())
+        check(is_own, "it draws from torch's global generator: draw from tasks.generator(seed, label)")
+        for name, values in {"targets": batch.targets, **batch.extras}.items():
+            same = len(values) == len(batch)
+            check(same, f"{len(batch)} rows of tokens and {len(values)} of {name}")
+        check(1 <= len(batch) <= (n or len(batch)), f"asked for {n} examples, it gives {len(batch)}")
+        length, (low, high) = batch.tokens.shape[1], (int(batch.tokens.min()), int(batch.tokens.max()))
+        fits = length <= task.sequence_length
+        check(fits, f"inputs of {length} positions, sequence_length is {task.sequence_length}")
+        check(low >= 0 and high < task.d_vocab, f"token ids from {low} to {high}, d_vocab is {task.d_vocab}")
     return batch
 
 
@@ -56,25 +50,26 @@ def check_outputs(task: Task, output: Tensor, batch: Batch) -> None:
     Raises:
         TaskError: in one line.
     """
+
+    def shape(value: Any) -> str:
+        return f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
+
     with method_of(task, "loss"):
         loss: Any = task.loss(output, batch)
-        if not isinstance(loss, Tensor) or loss.ndim or not loss.is_floating_point():
-            raise TaskError(f"give a scalar, not {shape(loss)}")
+        is_scalar = isinstance(loss, Tensor) and not loss.ndim and loss.is_floating_point()
+        check(is_scalar, f"give a scalar, not of {shape(loss)}")
     with method_of(task, "metrics"):
         metrics: Any = task.metrics(output, batch)
-        if not isinstance(metrics, dict) or not metrics:
-            raise TaskError("give a dict of values by name")
+        check(isinstance(metrics, dict) and bool(metrics), "give a dict of values by name")
         for name, metric in metrics.items():
-            parts = metric if isinstance(metric, tuple) and len(metric) == 2 else (metric,)
-            for part in parts:
-                if not isinstance(part, Tensor) or part.shape != (len(batch),):
-                    raise TaskError(
-                        f"{name} is one value for each of {len(batch)} examples, not {shape(part)}"
-                    )
+            for part in metric if isinstance(metric, tuple) and len(metric) == 2 else (metric,):
+                fits = isinstance(part, Tensor) and part.shape == (len(batch),)
+                check(fits, f"{name} is one value for each of {len(batch)} examples, not of {shape(part)}")
 
 
-def shape(value: Any) -> str:
-    return f"of shape {list(value.shape)}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
+def check(holds: bool, complaint: str) -> None:
+    if not holds:
+        raise TaskError(complaint)
 
 
 @contextlib.contextmanager

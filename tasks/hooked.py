@@ -6,14 +6,12 @@ import contextlib
 import random
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy
 import torch
 
-from tasks.errors import TaskError
 from tasks.seeds import generator
 from tasks.settings import ModelSettings
 
@@ -22,24 +20,6 @@ if TYPE_CHECKING:
 
 # JAX draws "he_normal" from a normal cut at two standard deviations, rescaled to the variance asked for.
 STD_OF_NORMAL_CUT_AT_2 = 0.87962566103423978
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    """The sizes of a model that its task fixes.
-
-    Attributes:
-        task: the name of the task, for messages.
-        n_ctx: positions of an input.
-        d_vocab, d_vocab_out: input token ids, and outputs per position.
-        n_read_outs: separate answers that the output axis holds side by side (for the fan-in of "he").
-    """
-
-    task: str
-    n_ctx: int
-    d_vocab: int
-    d_vocab_out: int
-    n_read_outs: int = 1
 
 
 @contextlib.contextmanager
@@ -55,9 +35,7 @@ def global_randomness_untouched() -> Iterator[None]:
 
 
 def construct(config: HookedTransformerConfig) -> HookedTransformer:
-    """Builds the model that a config describes, without its deprecation notice (it is pinned) or random side
-    effects.
-    """
+    """Builds the model of a config, without its deprecation notice (it is pinned) or random side effects."""
     from transformer_lens import HookedTransformer
 
     from tasks.post_norm import PostNormConfig, PostNormTransformer
@@ -69,23 +47,15 @@ def construct(config: HookedTransformerConfig) -> HookedTransformer:
         return HookedTransformer(config)
 
 
-def hooked_config(sizes: ModelSizes, settings: ModelSettings) -> HookedTransformerConfig:
-    """Returns the config of a model of these sizes.
-
-    Raises:
-        TaskError: if the settings leave no room for the task's inputs.
-    """
+def hooked_config(
+    settings: ModelSettings, n_ctx: int, d_vocab: int, d_vocab_out: int
+) -> HookedTransformerConfig:
+    """Returns the config of a model of these settings."""
     from transformer_lens import HookedTransformerConfig
 
     from tasks.post_norm import EPS, PostNormConfig
 
-    n_ctx = settings.n_ctx or sizes.n_ctx
-    if n_ctx < sizes.n_ctx:
-        raise TaskError(
-            f"model.n_ctx = {n_ctx} is too short: task {sizes.task!r} has {sizes.n_ctx} positions"
-        )
-    post = settings.norm == "post"
-    described = partial(PostNormConfig, eps=EPS) if post else HookedTransformerConfig
+    described = partial(PostNormConfig, eps=EPS) if settings.norm == "post" else HookedTransformerConfig
     return described(
         n_layers=settings.n_layers,
         n_heads=settings.n_heads,
@@ -93,8 +63,8 @@ def hooked_config(sizes: ModelSizes, settings: ModelSettings) -> HookedTransform
         d_head=settings.d_head or settings.d_model // settings.n_heads,
         d_mlp=None if settings.attn_only else settings.d_mlp or 4 * settings.d_model,
         n_ctx=n_ctx,
-        d_vocab=sizes.d_vocab,
-        d_vocab_out=sizes.d_vocab_out,
+        d_vocab=d_vocab,
+        d_vocab_out=d_vocab_out,
         attn_only=settings.attn_only,
         act_fn=settings.act_fn,
         normalization_type=settings.normalization,
@@ -104,9 +74,13 @@ def hooked_config(sizes: ModelSizes, settings: ModelSettings) -> HookedTransform
     )
 
 
-def build_hooked_transformer(sizes: ModelSizes, settings: ModelSettings, seed: int) -> HookedTransformer:
-    """Constructs and initialises a model; each tensor has its own generator, so none depends on the others."""
-    model = construct(hooked_config(sizes, settings))
+def initialise(model: HookedTransformer, settings: ModelSettings, seed: int, n_read_outs: int = 1) -> None:
+    """Draws the parameters of a model, each with a generator of its own, so that none depends on the others, and
+    freezes the biases that do not train.
+
+    Args:
+        n_read_outs: separate answers that the output axis holds side by side, for the fan-in of ``"he"``.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             kind = name.split(".")[-1]
@@ -118,30 +92,24 @@ def build_hooked_transformer(sizes: ModelSizes, settings: ModelSettings, seed: i
             elif kind.startswith("b"):
                 parameter.zero_()
             elif settings.init == "he":
-                std = (2 / fan_in(kind, parameter, sizes.n_read_outs)) ** 0.5 / STD_OF_NORMAL_CUT_AT_2
+                # JAX's fan-in of the tensor as the MIIII code shapes it: all but its last axis, heads included.
+                width = parameter.shape[0] * n_read_outs if kind == "W_U" else parameter[..., 0].numel()
+                std = (2 / width) ** 0.5 / STD_OF_NORMAL_CUT_AT_2
                 torch.nn.init.trunc_normal_(
                     parameter, std=std, a=-2 * std, b=2 * std, generator=random_stream
                 )
             else:
-                parameter.normal_(0.0, normal_std(kind, settings, sizes.d_vocab_out), generator=random_stream)
-    for name, parameter in model.named_parameters():
-        if is_bias(name) and (
-            settings.biases == "frozen" or (settings.biases == "mlp" and ".mlp." not in name)
-        ):
-            parameter.requires_grad_(False)
-    return model
+                std = normal_std(kind, settings, model.cfg.d_vocab_out)
+                parameter.normal_(0.0, std, generator=random_stream)
+            if kind.startswith("b_") and (
+                settings.biases == "frozen" or (settings.biases == "mlp" and ".mlp." not in name)
+            ):
+                parameter.requires_grad_(False)
 
 
 def is_post_norm(model: HookedTransformer) -> bool:
     """Tells whether LayerNorms stand after the residual sums, as ``model.norm = post`` builds them."""
     return getattr(model.cfg, "norm", "pre") == "post"
-
-
-def is_bias(name: str) -> bool:
-    """Tells whether a parameter is an additive bias of a matrix (``b_Q``, ``b_in``, ...); LayerNorm's ``b`` is
-    not one.
-    """
-    return name.split(".")[-1].startswith("b_")
 
 
 def normal_std(kind: str, settings: ModelSettings, d_vocab_out: int) -> float:
@@ -169,10 +137,3 @@ def torch_bound(kind: str, settings: ModelSettings) -> float | None:
         return None
     fans = {"W_O": heads, "W_in": d_model, "b_in": d_model, "W_out": mlp, "b_out": mlp, "W_U": d_model}
     return float(fans[kind] ** -0.5) if kind in fans else None
-
-
-def fan_in(kind: str, parameter: torch.Tensor, n_read_outs: int) -> int:
-    """Returns JAX's fan-in of the tensor as the MIIII code shapes it: all but its last axis, heads included."""
-    if kind == "W_U":
-        return parameter.shape[0] * n_read_outs
-    return parameter.numel() // parameter.shape[-1]

@@ -23,36 +23,18 @@ from transformer_lens.utilities import TypedModuleList, repeat_along_head_dimens
 #: Epsilon that BERT and the published model of matrix completion add to the variance.
 EPS = 1e-12
 
-# Fields of the config with the values that the blocks here compute.
-_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "norm": ("post",),
-    "normalization_type": ("LN",),
-    "positional_embedding_type": ("standard",),
-    "parallel_attn_mlp": (False,),
-    "post_embedding_ln": (False,),
-    "use_normalization_before_and_after": (False,),
-    "original_architecture": (None,),
-    "n_key_value_heads": (None,),
-    "n_devices": (1,),
-}
-
 
 @dataclass
 class PostNormConfig(HookedTransformerConfig):
-    """The config of a :class:`PostNormTransformer`, recognised by its field ``norm``, in stored configs too.
-
-    Raises:
-        ValueError: for a field whose value the post-norm blocks do not compute.
-    """
+    """The config of a :class:`PostNormTransformer`, recognised by its field ``norm``, in stored configs too."""
 
     norm: str = "post"
 
     def __post_init__(self) -> None:
-        for name, supported in _SUPPORTED.items():
-            if getattr(self, name) not in supported:
-                raise ValueError(
-                    f"a post-norm model has {name} = {supported[0]!r}, not {getattr(self, name)!r}"
-                )
+        # The blocks here compute nothing else.
+        for name, only in {"norm": "post", "normalization_type": "LN"}.items():
+            if getattr(self, name) != only:
+                raise ValueError(f"a post-norm model has {name} = {only!r}, not {getattr(self, name)!r}")
         super().__post_init__()
 
 

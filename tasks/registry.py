@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from importlib import resources
@@ -34,26 +33,8 @@ BUILT_IN = {
     "modular-addition": "tasks.modular_arithmetic",
     "modular-multiplication": "tasks.modular_arithmetic",
 }
-_MATRICES = (
-    *("n", "m", "rank", "law", "distribution", "scale"),
-    *("p_mask", "mask", "grid_max", "grid_step", "off_grid"),
-)
-_ONE_MODULUS = ("p", "train_fraction", "validation_size", "split_seed", "equals_class", "operator_token")
-#: Task settings of each built-in task, as its class declares them (a test holds the two together).
-TASK_KEYS = {
-    "matrix-completion": _MATRICES,
-    "matrix-completion-autoregressive": (*_MATRICES, "loss_on"),
-    "matrix-completion-sizes": (*_MATRICES, "sizes"),
-    "miiii": ("p", "train_fraction", "validation_size", "split_seed", "primes", "digits", "variant"),
-    "modular-addition": _ONE_MODULUS,
-    "modular-multiplication": _ONE_MODULUS,
-}
-#: Model settings that a built-in task has beyond those shared by all (``tasks.settings.ModelSettings``).
-EXTRA_MODEL_KEYS = {
-    "matrix-completion": ("mask_embedding",),
-    "matrix-completion-sizes": ("mask_embedding",),
-}
-#: Task and model settings of built-in tasks that are lists.
+#: Task and model settings of built-in tasks that are lists, as their classes declare them (a test holds the two
+#: together): to read a command line, no task need be imported.
 LIST_KEYS = {
     "matrix-completion": ("task.mask",),
     "matrix-completion-autoregressive": ("task.mask",),
@@ -91,14 +72,6 @@ def unknown(name: str) -> str:
     return f"no task {name!r}: {hint}tasks are {', '.join(names())}{own}"
 
 
-def built_in_keys(name: str) -> dict[str, tuple[str, ...]]:
-    """Returns the settings that a built-in task accepts, by section (task, model)."""
-    from tasks.settings import ModelSettings
-
-    shared = tuple(ModelSettings.model_fields)
-    return {"task": TASK_KEYS[name], "model": (*shared, *EXTRA_MODEL_KEYS.get(name, ()))}
-
-
 def built_in_presets(name: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Returns presets of a built-in task, from the TOML beside it: preset -> task, model or train -> key -> value."""
     folder = BUILT_IN[name].removeprefix("tasks.")
@@ -110,35 +83,22 @@ def built_in_presets(name: str) -> dict[str, dict[str, dict[str, Any]]]:
 def register(name: str) -> Callable[[TaskClass], TaskClass]:
     """Decorates a class to make the :class:`Task` available under ``name``, on the command line too.
 
-    Defining the same class again (a notebook cell run twice, a file that is imported and given to ``--import``)
+    Defining one of the name again (a notebook cell run twice, a file that is imported and given to ``--import``)
     replaces it.
 
     Raises:
-        TaskError: if another class has the name, a built-in one that is not loaded yet included.
+        TaskError: if a built-in task has the name, one that is not loaded yet included.
     """
 
     def add(task_class: TaskClass) -> TaskClass:
         home = BUILT_IN.get(name)
         if home is not None and not task_class.__module__.startswith(home + "."):
             raise TaskError(f"the task name {name!r} is taken by {home}")
-        known = _CLASSES.get(name)
-        if known is not None and _path(known) != _path(task_class) and _place(known) != _place(task_class):
-            raise TaskError(f"the task name {name!r} is taken by {_path(known)}")
         task_class.name = name
         _CLASSES[name] = task_class
         return task_class
 
     return add
-
-
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _place(cls: type) -> tuple[str, str]:
-    """Returns where a class is defined: its file, if its module has one, and its name there."""
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return (cls.__module__ if file is None else os.path.realpath(file)), cls.__qualname__
 
 
 def task_class(name: str) -> type[Task]:

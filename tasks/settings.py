@@ -110,12 +110,6 @@ def one_line(
         key = ".".join([section, *map(str, complaint["loc"])])
         if complaint["type"] == "extra_forbidden":
             first, *rest = map(str, complaint["loc"])
-            if first.startswith(f"{section}."):
-                named = first.removeprefix(f"{section}.")
-                complaints.append(
-                    f"no setting {key}: keys of {section} are named without it, as in {named!r}"
-                )
-                continue
             parent, last = key.rpartition(".")[::2]
             known = (inner or {}).get(first, ()) if rest else valid
             complaints.append(unknown_key(parent, last, known) if known else f"no setting {key}")

@@ -331,6 +331,5 @@ def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Exam
     tasks = dict.fromkeys(part for whole in wholes for part in (whole.parts() or {"": whole}).values())
     names = list(dict.fromkeys(name for task in tasks for name in task.metric_names))
     more = {name for task in tasks for name in getattr(task, "property_names", ())}
-    # A task of the user's own need not say what its metrics are called.
-    if all(task.metric_names for task in tasks) and plain_metric(metric) not in {*names, *more}:
+    if plain_metric(metric) not in {*names, *more}:
         raise unknown("--metric", metric, names, "metrics")

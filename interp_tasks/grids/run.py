@@ -79,7 +79,7 @@ def grid(
     spec: Spec | Mapping[str, Any] | str | Path,
     out: str | Path,
     *,
-    executor: str | Executor = "processes",
+    executor: str = "processes",
     jobs: int | None = None,
     device: str = "cpu",
     retry: bool = False,
@@ -92,8 +92,7 @@ def grid(
     Args:
         spec: a file, its content as a dict, or a :class:`Spec`.
         out: the grid's folder. With workers on other machines: on a file system that all share.
-        executor: ``"serial"``, ``"processes"``, ``"dask"``, ``"dask://HOST:PORT"``, or a
-            ``concurrent.futures.Executor`` of your own whose workers can import this package.
+        executor: ``"serial"``, ``"processes"``, ``"dask"`` or ``"dask://HOST:PORT"``.
         jobs: units at a time on this machine (default: as many as its cores carry).
         retry: try units again that failed.
         yes: more than 1,000 runs are meant.
@@ -178,19 +177,13 @@ def run_units(
 # ---- Who does the work
 
 
-def slots_of(executor: str | Executor, jobs: int | None, threads: int) -> int | None:
+def slots_of(executor: str, jobs: int | None, threads: int) -> int | None:
     """Returns how many units an executor gets at a time; ``None``: as many as there are.
 
     Raises:
-        UserError: for a name that is none, more work at a time than there are cores, or a pool that forks: its workers
-            hang where this process has used torch's threads.
+        UserError: for a name that is none, or more work at a time than there are cores.
     """
-    context = getattr(executor, "_mp_context", None)
-    if context is not None and context.get_start_method() == "fork":
-        raise UserError(
-            'a pool whose workers are forked hangs: ProcessPoolExecutor(2, mp_context=get_context("spawn"))'
-        )
-    if isinstance(executor, str) and executor not in ("serial", "processes"):
+    if executor not in ("serial", "processes"):
         dask = DASK.fullmatch(executor)
         if dask is None or int(dask[1] or 0) > 65535:
             # What follows may hold a password.
@@ -206,15 +199,13 @@ def slots_of(executor: str | Executor, jobs: int | None, threads: int) -> int | 
 
 
 @contextlib.contextmanager
-def opened(executor: str | Executor, slots: int | None) -> Iterator[Executor]:
+def opened(executor: str, slots: int | None) -> Iterator[Executor]:
     """Yields the executor of a name; whatever it started ends with it.
 
     Raises:
         UserError: for a cluster that does not answer, or where Dask is not installed.
     """
-    if isinstance(executor, Executor):
-        yield executor
-    elif executor == "serial":
+    if executor == "serial":
         yield Serial()
     elif executor == "processes":
         # A process for each unit would import torch each time.

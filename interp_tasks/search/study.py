@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
-import torch
 from optuna.trial import Trial, TrialState
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
@@ -35,7 +34,7 @@ from interp_tasks.training.config import Resolved
 from interp_tasks.training.trainer import check_memory, check_precision, model_settings, train_resolved
 from interp_tasks.workers import pool_of
 from tasks import get
-from tasks.base import Task, pool_parts
+from tasks.base import Task
 from tasks.errors import TaskError
 from tasks.seeds import derive_seed
 from tasks.settings import ModelSettings
@@ -283,17 +282,14 @@ def built(resolved: Resolved) -> tuple[Task, ModelSettings]:
 
 
 def resolve_objective(plan: Plan, task: Task) -> tuple[str, Direction]:
-    """Returns the metric and its direction; metrics are asked of an output of zeros.
+    """Returns the metric and its direction.
 
     Raises:
         UserError: for a metric that a run of the task does not log.
     """
-    parts = {}
-    for name, part in (task.parts() or {"": task}).items():
-        batch = part.sample(2, seed=0, split="validation")
-        zeros = torch.zeros(len(batch), len(part.read_positions), part.d_vocab_out)
-        parts[name] = part.metrics(zeros, batch)
-    logged = list(pool_parts(parts))
+    parts = task.parts()
+    names = next(iter(parts.values()), task).metric_names
+    logged = [*names, *(f"{name} ({part})" for part in parts for name in names)]
     drop = task.drop_metric
     key = plan.objective or ("loss" if "loss" in logged else drop.name)
     if key not in logged:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from interp_tasks.errors import UserError
 from interp_tasks.files import parse_value
 from tasks import registry
-from tasks.settings import list_fields, one_line, unknown_key
+from tasks.settings import list_fields, one_line
 
 SECTIONS = ("task", "model", "train")
 #: The parts of a model, see :mod:`interp_tasks.training.components`.
@@ -241,7 +241,7 @@ def resolve_config(
     Values are as typed: JSON, or else a string; of keys that hold a list also ``0.9, 0.95``.
 
     Raises:
-        UserError: for an unknown task, preset, section or key, naming what is valid.
+        UserError: for an unknown task, preset or section, or settings of training that cannot be.
     """
     presets = presets_of(task_name)
     if preset not in presets:
@@ -252,9 +252,6 @@ def resolve_config(
         section, dot, name = key.partition(".")
         if not dot or section not in SECTIONS or not name:
             raise UserError(f"no setting {key!r}: keys start with task., model. or train., as in train.steps")
-        valid = registry.built_in_keys(task_name).get(section) if task_name in registry.BUILT_IN else None
-        if valid is not None and name not in valid:
-            raise UserError(unknown_key(section, name, valid))
         sections[section][name] = typed(text, is_list=key in lists)
     return Resolved(task_name, preset, sections["task"], sections["model"], train_config(sections["train"]))
 

@@ -101,21 +101,14 @@ def train_resolved(
     *,
     seed: int | None = None,
     steps: int | None = None,
-    device: str = "cpu",
-    progress: StepProgress | None = None,
-    stop: Callable[[], bool] | None = None,
+    **how: Any,
 ) -> Path:
-    """Trains a resolved configuration in a run folder; ``seed`` and ``steps`` replace its own."""
+    """Trains a resolved configuration in a run folder; ``seed`` and ``steps`` replace its own, ``how`` is passed on."""
     changes = {key: value for key, value in {"seed": seed, "steps": steps}.items() if value is not None}
+    task, config = get(configuration.task_name, **configuration.task), configuration.train
+    config = config.model_copy(update=changes)
     return train(
-        get(configuration.task_name, **configuration.task),
-        out=out,
-        preset=configuration.preset,
-        settings=configuration.model,
-        config=configuration.train.model_copy(update=changes),
-        device=device,
-        progress=progress,
-        stop=stop,
+        task, out=out, preset=configuration.preset, settings=configuration.model, config=config, **how
     )
 
 

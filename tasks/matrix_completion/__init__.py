@@ -1,8 +1,8 @@
 """Matrix completion (Gopalani, Lubana, Hu 2024, arXiv 2410.22244)."""
 
-from tasks.matrix_completion.attention import hide_columns, hide_rows
+from tasks.matrix_completion.attention import hide_rows
 from tasks.matrix_completion.autoregressive import AutoregressiveCompletion, AutoregressiveModelSettings
-from tasks.matrix_completion.rank_one import unrecoverable
+from tasks.matrix_completion.completion import unrecoverable
 from tasks.matrix_completion.task import (
     MatrixCompletion,
     MatrixCompletionSizes,
@@ -17,7 +17,6 @@ __all__ = [
     "MatrixCompletionSizes",
     "MatrixModelSettings",
     "freeze_mask_embedding",
-    "hide_columns",
     "hide_rows",
     "unrecoverable",
 ]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tasks.base import Batch, ClassRule, Relocation
+from tasks.base import Batch, ClassRule
 from tasks.errors import TaskError
 
 #: Templates by name: keys ``[query key]``, or a function of a batch: ``[batch query key]``.
@@ -41,8 +41,13 @@ def attention_templates(n: int, m: int) -> Templates:
     def only_from(queries: Bool[Tensor, "batch query"], keys: Tensor) -> Bool[Tensor, "batch query key"]:
         return queries[:, :, None] & keys.to(queries.device)
 
-    def count(batch: Batch) -> Tensor:
-        return observed_in_row(batch, n, m)
+    def count(batch: Batch) -> Int[Tensor, "batch pos"]:
+        """Returns the number of observed entries in each entry's row."""
+        return (~batch.extras["hidden"]).unflatten(1, (n, m)).sum(2).repeat_interleave(m, 1)
+
+    def hidden_rows(batch: Batch) -> Bool[Tensor, "batch query"]:
+        hidden: Tensor = batch.extras["hidden"]
+        return hidden & (count(batch) <= 1)
 
     templates: Templates = {
         "identity": itself,
@@ -56,9 +61,7 @@ def attention_templates(n: int, m: int) -> Templates:
         "masked_row": lambda batch: only_from(batch.extras["hidden"] & (count(batch) == 1), in_row(batch)),
         "row_observed_elsewhere": lambda batch: only_from(count(batch) > 1, in_row(batch)),
         "observed_copy": lambda batch: only_from(~batch.extras["hidden"], itself),
-        "identity_in_hidden_rows": lambda batch: only_from(
-            batch.extras["hidden"] & (count(batch) <= 1), itself
-        ),
+        "identity_in_hidden_rows": lambda batch: only_from(hidden_rows(batch), itself),
     }
     return templates | ({"input_processing": middle.expand(n * m, -1)} if n > 4 else {})
 
@@ -105,20 +108,13 @@ def autoregressive_templates(n: int, m: int) -> Templates:
     }
 
 
-def observed_in_row(batch: Batch, n: int, m: int) -> Int[Tensor, "batch pos"]:
-    """Returns the number of observed entries in each entry's row."""
-    return (~batch.extras["hidden"]).unflatten(1, (n, m)).sum(2).repeat_interleave(m, 1)
-
-
 def seen_by_all(keys: Bool[Tensor, "batch key"]) -> Bool[Tensor, "batch query key"]:
     """Returns a template with the same keys for every query."""
     return keys[:, None, :].expand(-1, keys.shape[1], -1)
 
 
 def longest_column(observed: Bool[Tensor, "batch pos"], n: int, m: int) -> Bool[Tensor, "batch pos"]:
-    """Returns the entries of the longest run of observed entries down a column; of all such runs where several are as
-    long.
-    """
+    """Returns the entries of the longest run of observed entries down a column, or of all such runs."""
     cells = observed.unflatten(1, (n, m))
     so_far = torch.zeros_like(cells, dtype=torch.long)
     for i in range(n):
@@ -141,11 +137,6 @@ def hide_rows(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]
     return tuple("".join("." if i not in kept or kept[i] == j else "#" for j in range(m)) for i in range(n))
 
 
-def hide_columns(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:
-    """Returns a ``mask`` that hides whole columns but for one entry each: column -> row kept, or ``None``."""
-    return tuple("".join(row) for row in zip(*hide_rows(m, n, kept), strict=True))
-
-
 def named_masks(n: int, m: int) -> dict[str, tuple[str, ...]]:
     """Returns rows of ``.`` (observed) and ``#`` (hidden), by name; none below 3×3.
 
@@ -155,9 +146,10 @@ def named_masks(n: int, m: int) -> dict[str, tuple[str, ...]]:
     """
     if min(n, m) < 3:
         return {}
+    columns = hide_rows(m, n, {(m - 1) // 2: 1, m - 1: n - 2})
     return {
         "rows": hide_rows(n, m, {(n - 1) // 2: 1, n - 1: m - 2}),
-        "columns": hide_columns(n, m, {(m - 1) // 2: 1, m - 1: n - 2}),
+        "columns": tuple(map("".join, zip(*columns, strict=True))),
     }
 
 
@@ -175,41 +167,3 @@ def parse_mask(text: str, n: int, m: int) -> Bool[Tensor, " pos"]:
             f"mask {text!r}: write {names}{n} rows of {m} characters, each . or #, divided by commas"
         )
     return torch.tensor([character == "#" for row in rows for character in row])
-
-
-def move_longest_column(
-    n: int, m: int, batch: Batch, make: Callable[[Tensor, Tensor], Batch], stream: torch.Generator
-) -> Relocation | None:
-    """Returns the examples in which one column has the longest run of observed entries, and the same with the masks of
-    this column and of another one exchanged; ``None`` where fewer than two examples have one.
-
-    Args:
-        make: makes a batch from values and hidden, both ``[batch pos]``.
-    """
-    hidden = batch.extras["hidden"].cpu()
-    longest = longest_column(~hidden, n, m).unflatten(1, (n, m)).any(1)
-    unique = longest.sum(1) == 1
-    if m < 2 or int(unique.sum()) < 2:
-        return None
-    source = longest[unique].long().argmax(1)
-    target = (source + torch.randint(1, m, source.shape, generator=stream)) % m
-    exchanged = exchange_columns(hidden[unique].unflatten(1, (n, m)), source, target).flatten(1)
-    values = batch.targets[unique.to(batch.targets.device)]
-    device = values.device
-    return Relocation(
-        before=make(values, hidden[unique].to(device)),
-        after=make(values, exchanged.to(device)),
-        groups=torch.arange(n * m) % m,
-        source=source,
-        target=target,
-    )
-
-
-def exchange_columns(
-    cells: Bool[Tensor, "batch row column"], one: Int[Tensor, " batch"], other: Int[Tensor, " batch"]
-) -> Bool[Tensor, "batch row column"]:
-    """Exchanges two columns of each example."""
-    order = torch.arange(cells.shape[2]).repeat(len(cells), 1)
-    examples = torch.arange(len(cells))
-    order[examples, one], order[examples, other] = other, one
-    return cells.gather(2, order[:, None].expand_as(cells))

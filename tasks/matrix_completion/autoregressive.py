@@ -115,11 +115,6 @@ class AutoregressiveCompletion(Matrices):
             **self._errors(mean, batch),
         }
 
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        entries = ("accuracy_observed", "accuracy_hidden", "size_hidden", "sign_hidden")
-        return ("loss_answer", *entries, "mse_masked", "mse_observed")
-
     def decoded(self, model: HookedTransformer, batch: Batch) -> dict[str, Metric]:
         """Returns the metrics of tokens and values under greedy decoding.
 
@@ -129,19 +124,12 @@ class AutoregressiveCompletion(Matrices):
         return {**self._by_entry(answers, batch), **self._errors(self.decode(answers).nan_to_num(0.0), batch)}
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
-        """Returns ``next_element``, the entry that each position from SEP on predicts; splits ``hidden``,
-        ``observed``.
-        """
-        answer = torch.zeros_like(batch.tokens, dtype=torch.bool)
-        hidden, values = answer.clone(), torch.zeros(answer.shape, device=answer.device)
-        hidden[:, -self.entries :] = batch.extras["hidden"]
-        answer[:, -self.entries :] = True
-        values[:, -self.entries :] = self.decode(batch.targets[:, -self.entries :])
-        return ProbeTargets(
-            {"next_element": ProbeTarget(values, "regression")},
-            {"hidden": hidden, "observed": answer & ~hidden},
-            tuple(range(self.entries, self.sequence_length)),
-        )
+        """Returns ``next_element``, which each position from SEP on predicts; splits ``hidden``, ``observed``."""
+        masked_half, hidden = (self.entries, 0), batch.extras["hidden"]
+        values = F.pad(self._matrices(batch), masked_half)
+        splits = {"hidden": F.pad(hidden, masked_half), "observed": F.pad(~hidden, masked_half)}
+        positions = tuple(range(self.entries, self.sequence_length))
+        return ProbeTargets({"next_element": ProbeTarget(values, "regression")}, splits, positions)
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
         """Returns named examples to patch from, row by row: ``negated`` is −X under the same mask."""

@@ -1,18 +1,10 @@
-"""Methods of filling in hidden entries, and their outputs on a batch, to compare models with."""
+"""Methods of filling in hidden entries, to compare models with."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-
-from tasks.base import Batch
-from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, solve_by_cvxpy
-from tasks.matrix_completion.rank_one import unrecoverable
 
 # Each keeps the observed entries and never reads a hidden one. All are equivariant: exchanging rows or columns
 # exchanges those of the result.
@@ -22,14 +14,8 @@ Mask = Bool[Tensor, "batch rows columns"]
 RIDGE = 1e-9
 
 
-def zeros(values: Values, hidden: Mask) -> Values:
-    """Fills in 0, the mean of the prior."""
-    return values.masked_fill(hidden, 0)
-
-
 def anchor_ratio(values: Values, hidden: Mask) -> Values:
-    """Fills in the mean over anchors (k, l) of x_il · x_kj / x_kl, all three observed and x_kl ≠ 0; without an anchor
-    0.
+    """Fills in the mean over anchors (k, l) of x_il · x_kj / x_kl, all three observed and x_kl ≠ 0; 0 without any.
 
     Exact where the rank is 1.
     """
@@ -49,23 +35,20 @@ def has_anchor(values: Values, hidden: Mask) -> Mask:
     return known @ usable.mT @ known > 0
 
 
-def row_regression(values: Values, hidden: Mask) -> Values:
-    """Fills in the mean over rows k, observed at column j, of the prediction w_ik · x_kj.
+def unrecoverable(hidden: Bool[Tensor, "batch rows columns"]) -> Bool[Tensor, "batch rows columns"]:
+    """Tells which hidden entries of a generic rank-1 matrix no method can infer.
 
-    w_ik is the least-squares slope, without intercept, of row i on row k over the columns where both are observed.
-    Exact where the rank is 1; one predictor at a time is not enough for more.
+    Observed entries are the edges of a graph between rows and columns; X_ij = u_i v_j follows from the
+    observed entries if and only if row i and column j are connected. For symmetric u and v the best
+    guess of any other entry is 0, so its expected squared error is Var X.
     """
-    seen = values.masked_fill(hidden, 0)
-    known = (~hidden).to(values.dtype)
-    power = known @ seen.square().mT
-    slope = torch.where(power > 0, (seen @ seen.mT) / power, 0)
-    predictors = (power > 0).to(values.dtype) @ known
-    return torch.where(hidden, slope @ seen / predictors.clamp(min=1), values)
-
-
-def column_regression(values: Values, hidden: Mask) -> Values:
-    """Applies :func:`row_regression` to the transposed matrix."""
-    return row_regression(values.mT, hidden.mT).mT
+    edges = (~hidden).float()
+    rows, columns = hidden.shape[1:]
+    connected = edges
+    # A path from a row to a column alternates sides, so it has at most 2·min(rows, columns) − 1 edges.
+    for _ in range(min(rows, columns) - 1):
+        connected = ((connected + connected @ edges.mT @ edges) > 0).float()
+    return hidden & (connected == 0)
 
 
 def alternating_least_squares(
@@ -113,103 +96,3 @@ def _fitted(seen: Tensor, hidden: Tensor, other: Tensor, ridge: float) -> Tensor
     gram = torch.einsum("bij,bjr,bjs->birs", known, other, other)
     gram = gram + ridge * torch.eye(other.shape[2], dtype=seen.dtype, device=seen.device)
     return torch.linalg.solve(gram, (seen @ other)[..., None])[..., 0]
-
-
-#: The regularised problems of the paper (appendix B), and the two λ that only its code lists.
-PENALTIES = (0.0005, 0.001, 0.0015, 0.00175, 0.002, 0.005, 0.01)
-NUCLEAR_NORM = "nuclear norm"
-
-#: What solves for the least nuclear norm.
-Solver = Literal["batched", "cvxpy"]
-#: A function from a batch to an output in the shape of a model's: [batch pos 1].
-Method = Callable[[Batch], Tensor]
-Filling = Callable[[Tensor, Tensor], Tensor]
-
-
-def on_batches(fill: Filling, rows: int, columns: int) -> Method:
-    """Turns a method of filling in matrices into one on batches; it computes in float64."""
-
-    def output(batch: Batch) -> Tensor:
-        values, hidden = as_matrices(batch, rows, columns)
-        return fill(values, hidden).flatten(1)[..., None]
-
-    return output
-
-
-def as_matrices(batch: Batch, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Returns (values in float64, hidden), both [batch rows columns]; hidden values are NaN, as no method may read
-    them.
-    """
-    hidden = batch.extras["hidden"].unflatten(1, (rows, columns))
-    values = batch.targets.double().unflatten(1, (rows, columns))
-    return values.masked_fill(hidden, float("nan")), hidden
-
-
-def convex_baselines(rows: int, columns: int, solver: Solver = "batched") -> dict[str, Method]:
-    """Returns completions of least nuclear norm, with equality and with each published penalty.
-
-    Args:
-        solver: all matrices at once with a certificate, or one at a time by CVXPY.
-    """
-    fill = partial(_nuclear_norm, solver=solver)
-    solvers: dict[str, Filling] = {NUCLEAR_NORM: fill}
-    for penalty in PENALTIES:
-        solvers[f"{NUCLEAR_NORM}, lambda {penalty:g}"] = partial(fill, penalty=penalty)
-    return {name: on_batches(fill, rows, columns) for name, fill in solvers.items()}
-
-
-def candidate_methods(rows: int, columns: int, rank: int) -> dict[str, Method]:
-    """Returns methods of filling in hidden entries, from zero to those that are exact at the true rank."""
-    als, descent = alternating_least_squares, gradient_descent
-    fillings: dict[str, Filling] = {
-        "zero": zeros,
-        "nuclear norm": _nuclear_norm,
-        "rank-1 ratio": anchor_ratio,
-        "row regression": row_regression,
-        "column regression": column_regression,
-        **{f"ALS, {counted(steps)}": partial(als, rank=rank, steps=steps) for steps in (1, 2, 5, 100)},
-        "ALS, 100 steps, ridge 0.01": partial(als, rank=rank, steps=100, ridge=0.01),
-        **{
-            f"gradient descent, {counted(steps)}": partial(descent, rank=rank, steps=steps)
-            for steps in (1, 10, 100)
-        },
-    }
-    return {name: on_batches(fill, rows, columns) for name, fill in fillings.items()}
-
-
-def counted(steps: int) -> str:
-    return "1 step" if steps == 1 else f"{steps} steps"
-
-
-def kinds_of_hidden_entries(batch: Batch, rows: int, columns: int, rank: int) -> dict[str, Tensor]:
-    """Returns boolean ``[batch pos]`` by name. At rank 1: the entries that the observed ones determine, and the others.
-
-    Among the determined ones, ``one anchor`` are those that three observed entries give (x_il · x_kj / x_kl), and
-    ``longer path`` those that need more.
-    """
-    hidden = batch.extras["hidden"]
-    if rank > 1:
-        return {"hidden": hidden}
-    values, matrices = as_matrices(batch, rows, columns)
-    lost = unrecoverable(matrices).flatten(1)
-    recoverable = hidden & ~lost
-    near = has_anchor(values.nan_to_num(), matrices).flatten(1)
-    return {
-        "recoverable": recoverable,
-        "one anchor": recoverable & near,
-        "longer path": recoverable & ~near,
-        "unrecoverable": lost,
-    }
-
-
-def nuclear_norms(output: Tensor, rows: int, columns: int) -> Tensor:
-    """Returns ‖output‖_* of each example, as a matrix."""
-    matrices = output.squeeze(-1).unflatten(1, (rows, columns))
-    return torch.linalg.svdvals(matrices.float() if matrices.dtype.itemsize < 4 else matrices).sum(1)
-
-
-def _nuclear_norm(
-    values: Tensor, hidden: Tensor, penalty: float | None = None, solver: Solver = "batched"
-) -> Tensor:
-    solve = least_nuclear_norm if solver == "batched" else solve_by_cvxpy
-    return solve(values, hidden, penalty).matrices

@@ -130,9 +130,7 @@ class Matrices(Task):
         return batch.targets
 
     def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:
-        """Returns the examples with one thing changed, row by row: ``mask`` hides other entries, ``values`` has other
-        matrices.
-        """
+        """Returns the examples, row by row, under another ``mask``, and with other ``values`` under the same."""
         hidden = batch.extras["hidden"]
         random_stream = generator(seed, self.name, "another mask")
         mask = torch.rand(hidden.shape, generator=random_stream).to(hidden.device) < self.p_mask

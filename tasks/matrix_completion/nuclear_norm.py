@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,11 +17,6 @@ MAX_STEPS = 100
 #: Step length as a share of that to the boundary of the cone, and share of the duality gap that a step aims to leave.
 TO_THE_EDGE, SIGMA = 0.95, 0.2
 JITTER = 1e-9
-#: CVXPY's solvers, with tolerances that leave an objective right to well below 1e-4.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "CLARABEL": {},
-    "SCS": {"eps_abs": 1e-7, "eps_rel": 1e-7, "max_iters": 100_000},
-}
 
 
 @dataclass(frozen=True)
@@ -149,13 +143,7 @@ class _State:
         """Returns the feasible start: U = X with hidden entries 0, which has largest singular value 1, and Y = 0."""
         rows, columns = observed.shape[1:]
         eye = torch.eye(rows + columns, dtype=observed.dtype, device=observed.device)
-        return cls(
-            observed,
-            known,
-            soft,
-            2 * eye + _off_diagonal(observed),
-            torch.zeros_like(observed),
-        )
+        return cls(observed, known, soft, 2 * eye + _off_diagonal(observed), torch.zeros_like(observed))
 
     def of(self, chosen: Tensor) -> _State:
         return _State(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
@@ -229,9 +217,7 @@ def _off_diagonal(block: Tensor) -> Tensor:
 
 
 def _step_length(matrix: Tensor, move: Tensor) -> Tensor:
-    """Returns the step length in [0, 1] along ``move`` that keeps ``matrix`` well inside the positive definite cone,
-    [batch].
-    """
+    """Returns the step length along ``move``, up to 1, that keeps ``matrix`` well inside the cone, ``[batch]``."""
     factor = _cholesky(matrix)
     half = torch.linalg.solve_triangular(factor, move, upper=False)
     scaled = torch.linalg.solve_triangular(factor, half.mT, upper=False)
@@ -250,14 +236,10 @@ def solve_by_cvxpy(
     values: Float[Tensor, "batch rows columns"],
     hidden: Bool[Tensor, "batch rows columns"],
     penalty: float | None = None,
-    solver: str = "CLARABEL",
 ) -> Completion:
     """Solves :func:`least_nuclear_norm` by CVXPY (Diamond, Boyd 2016), as one problem compiled once with parameters.
 
-    Returns the completions; ``bound`` is the objective that the solver reports, no certificate.
-
-    Args:
-        solver: ``"CLARABEL"`` or ``"SCS"`` (CVXPY's default for a nuclear norm).
+    Returns the completions; ``bound`` is the objective that the solver, CLARABEL, reports, no certificate.
 
     Raises:
         TaskError: for a penalty that is not positive; for a matrix that the solver does not solve.
@@ -277,9 +259,9 @@ def solve_by_cvxpy(
     for at, (matrix, mask) in enumerate(zip(observed, known, strict=True)):
         scale = 1.0 if penalty is None else max(float(mask.sum()), 1.0) ** 0.5
         weight.value, target.value = (mask / scale).numpy(), (mask / scale * matrix).numpy()
-        problem.solve(solver=solver, **OPTIONS[solver])
+        problem.solve(solver="CLARABEL")
         if problem.status not in ("optimal", "optimal_inaccurate"):
-            raise TaskError(f"{solver} gives up on a matrix: {problem.status}")
+            raise TaskError(f"CLARABEL gives up on a matrix: {problem.status}")
         matrices[at], bounds[at] = torch.from_numpy(completion.value), float(problem.value)
     if penalty is None:
         matrices = torch.where(hidden.cpu(), matrices, observed)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -25,25 +27,39 @@ from tasks.base import (
 from tasks.matrix_completion.attention import (
     ATTENTION_RULES,
     attention_templates,
-    move_longest_column,
+    longest_column,
     parse_mask,
 )
 from tasks.matrix_completion.completion import (
-    Solver,
-    candidate_methods,
-    convex_baselines,
-    kinds_of_hidden_entries,
-    nuclear_norms,
+    alternating_least_squares,
+    anchor_ratio,
+    gradient_descent,
+    has_anchor,
+    unrecoverable,
 )
 from tasks.matrix_completion.matrices import MASK_ID, Matrices, pairs_by_mask
-from tasks.matrix_completion.rank_one import pairs_of_entries
-from tasks.matrix_completion.variations import copying_inputs, variations
+from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, solve_by_cvxpy
 from tasks.registry import built_in_presets, register
-from tasks.seeds import derive_seed, generator
+from tasks.seeds import generator
 from tasks.settings import ModelSettings
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
+
+
+#: Shares of hidden entries (Gopalani, Lubana, Hu 2024, section 3.2 and figure 3).
+SHARES = tuple(round(0.10 + 0.05 * k, 2) for k in range(11))
+#: Values at hidden entries in place of MASK (section 3.1.1, table 1).
+REPLACEMENTS = (0.44, -0.24)
+#: Largest change of the number of rows or columns from that of training.
+REACH = 2
+#: The regularised problems of the paper (appendix B), and the two λ that only its code lists.
+PENALTIES = (0.0005, 0.001, 0.0015, 0.00175, 0.002, 0.005, 0.01)
+NUCLEAR_NORM = "nuclear norm"
+#: What solves for the least nuclear norm.
+Solver = Literal["batched", "cvxpy"]
+#: A function from a batch to an output in the shape of a model's: [batch pos 1].
+Method = Callable[[Batch], Tensor]
 
 
 class MatrixModelSettings(ModelSettings):
@@ -73,6 +89,8 @@ class MatrixCompletion(Matrices):
     drop_metric: ClassVar[DropMetric] = DropMetric("mse_masked", "down")
     published_marks: ClassVar[Mapping[str, int]] = {"pre": 4000}
     capturable: ClassVar[bool] = True
+    #: Names of what ``properties`` returns.
+    property_names: ClassVar[tuple[str, ...]] = ("nuclear_norm",)
 
     @property
     def sequence_length(self) -> int:
@@ -102,19 +120,8 @@ class MatrixCompletion(Matrices):
         masked, observed = pairs_by_mask(error, batch.extras["hidden"])
         return {"mse_all": error.mean(1), "mse_masked": masked, "mse_observed": observed}
 
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        return ("mse_all", "mse_masked", "mse_observed")
-
-    @property
-    def property_names(self) -> tuple[str, ...]:
-        """Names of what ``properties`` returns."""
-        return ("nuclear_norm",)
-
     def accuracies(self, output: Float[Tensor, "batch pos 1"], batch: Batch) -> dict[str, Metric]:
-        """Returns ``accuracy_masked``, ``accuracy_observed``: whether an entry's output rounds to its grid value, as
-        pairs.
-        """
+        """Returns ``accuracy_masked``, ``accuracy_observed``: shares of outputs that round to the value, as pairs."""
         # Half to even, as the values themselves were rounded.
         nearest = (output.squeeze(-1).double() / self.grid_step).round()
         right = nearest == (batch.targets.double() / self.grid_step).round()
@@ -122,9 +129,7 @@ class MatrixCompletion(Matrices):
         return {"accuracy_masked": masked, "accuracy_observed": observed}
 
     def plateau_levels(self) -> dict[str, float]:
-        """Returns the metrics where observed entries are copied and hidden ones guessed at their mean, 0
-        (section 3.1).
-        """
+        """Returns the metrics of copying observed entries and guessing 0, the mean, at hidden ones (section 3.1)."""
         hidden = self.loss_shares()["mse_masked"]
         return {
             "mse_all": hidden * self.entry_variance,
@@ -155,10 +160,7 @@ class MatrixCompletion(Matrices):
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
         """Returns entries, rows and singular vectors; see :func:`matrix_targets`."""
-        values, hidden = (
-            x.unflatten(1, (self.n, self.columns)) for x in (batch.targets, batch.extras["hidden"])
-        )
-        return matrix_targets(values, hidden)
+        return matrix_targets(self._cells(batch.targets), self._cells(batch.extras["hidden"]))
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
         """Returns named examples to patch from, row by row: ``negated`` is −X under the same mask.
@@ -167,59 +169,134 @@ class MatrixCompletion(Matrices):
         """
         return {"negated": self.batch(-batch.targets, batch.extras["hidden"])}
 
-    def baselines(self, solver: Solver = "batched") -> dict[str, Callable[[Batch], Tensor]]:
-        """Returns completions of least nuclear norm, by name: from a batch to an output ``[batch pos 1]``."""
-        return convex_baselines(self.n, self.columns, solver)
+    def baselines(self, solver: Solver = "batched") -> dict[str, Method]:
+        """Returns completions of least nuclear norm, with equality and with each published penalty, by name.
 
-    def methods(self) -> dict[str, Callable[[Batch], Tensor]]:
-        """Returns methods of filling in hidden entries that a model may have learnt, in the form of
-        :meth:`baselines`.
+        Args:
+            solver: all matrices at once with a certificate, or one at a time by CVXPY.
         """
-        return candidate_methods(self.n, self.columns, self.rank)
+        solve = least_nuclear_norm if solver == "batched" else solve_by_cvxpy
+
+        def with_penalty(penalty: float | None) -> Method:
+            return self._on_batches(lambda values, hidden: solve(values, hidden, penalty).matrices)
+
+        penalised = {f"{NUCLEAR_NORM}, lambda {penalty:g}": with_penalty(penalty) for penalty in PENALTIES}
+        return {NUCLEAR_NORM: with_penalty(None), **penalised}
+
+    def methods(self) -> dict[str, Method]:
+        """Returns methods that a model may have learnt, in the form of :meth:`baselines`."""
+        als = partial(alternating_least_squares, rank=self.rank, steps=100)
+        fillings: dict[str, Any] = {
+            "zero": lambda values, hidden: values.masked_fill(hidden, 0),
+            NUCLEAR_NORM: lambda values, hidden: least_nuclear_norm(values, hidden).matrices,
+            "rank-1 ratio": anchor_ratio,
+            "ALS, 100 steps": als,
+            "ALS, 100 steps, ridge 0.01": partial(als, ridge=0.01),
+            "gradient descent, 100 steps": partial(gradient_descent, rank=self.rank, steps=100),
+        }
+        return {name: self._on_batches(fill) for name, fill in fillings.items()}
+
+    def _on_batches(self, fill: Callable[[Tensor, Tensor], Tensor]) -> Method:
+        return lambda batch: fill(*self._matrices_and_hidden(batch)).flatten(1)[..., None]
+
+    def _matrices_and_hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Returns (values, hidden), float64 ``[batch row column]``; hidden values are NaN: no method may read them."""
+        hidden = self._cells(batch.extras["hidden"])
+        return self._cells(batch.targets.double()).masked_fill(hidden, float("nan")), hidden
 
     def entry_groups(self, batch: Batch) -> dict[str, Tensor]:
-        """Returns kinds of hidden entries, by name: boolean ``[batch pos]``."""
-        return kinds_of_hidden_entries(batch, self.n, self.columns, self.rank)
+        """Returns kinds of hidden entries, by name: boolean ``[batch pos]``.
+
+        At rank 1 those that the observed ones determine, and the others. Among the determined ones, ``one anchor`` are
+        those that three observed entries give (x_il · x_kj / x_kl), and ``longer path`` those that need more.
+        """
+        hidden = batch.extras["hidden"]
+        if self.rank > 1:
+            return {"hidden": hidden}
+        values, cells = self._matrices_and_hidden(batch)
+        lost = unrecoverable(cells).flatten(1)
+        recoverable, near = hidden & ~lost, has_anchor(values.nan_to_num(), cells).flatten(1)
+        return {
+            "recoverable": recoverable,
+            "one anchor": recoverable & near,
+            "longer path": recoverable & ~near,
+            "unrecoverable": lost,
+        }
 
     def properties(self, output: Float[Tensor, "batch pos 1"]) -> dict[str, Metric]:
         """Returns properties of an output whether it is right or not: its ``nuclear_norm`` as a matrix."""
-        return {"nuclear_norm": nuclear_norms(output, self.n, self.columns)}
+        matrices = self._cells(output.squeeze(-1))
+        matrices = matrices.float() if matrices.dtype.itemsize < 4 else matrices
+        return {"nuclear_norm": torch.linalg.svdvals(matrices).sum(1)}
+
+    def _cells(self, entries: Tensor) -> Tensor:
+        """Returns numbers of entries ``[batch pos]`` as matrices ``[batch row column]``."""
+        return entries.unflatten(1, (self.n, self.columns))
+
+    def _like(self, **settings: Any) -> MatrixCompletion:
+        """Returns this task with other settings; of several sizes that of the largest."""
+        names = MatrixCompletion.model_fields
+        return MatrixCompletion(**{**{name: getattr(self, name) for name in names}, **settings})
 
     def variations(self) -> dict[str, dict[str, Task]]:
-        """Returns tasks with other data to test a model on, by the setting that varies, then by name; see
-        :func:`variations`.
+        """Returns tasks to test a model on, by the property in which each differs, then by name.
+
+        ``p_mask``: section 3.2. ``entries``: the law of the factors, as in appendix J.2 (Gaussian of s.d. 0.5, Laplace
+        of diversity 0.25). ``rank``, ``rows``, ``columns``: figure 19.
         """
-        return variations(self, MatrixCompletion)
+        rows, columns, like = self.n, self.columns, self._like
+
+        def near(size: int) -> list[int]:
+            return [other for other in range(size - REACH, size + REACH + 1) if other >= max(self.rank, 1)]
+
+        ranks = range(1, min(rows, columns) + 1)
+        return {
+            "p_mask": {f"p_mask {share:.2f}": like(p_mask=share, mask=None) for share in SHARES},
+            "entries": {
+                "as trained": self,
+                "gaussian 0.5": like(law="factors", distribution="gaussian", scale=0.5),
+                "laplace 0.25": like(law="factors", distribution="laplace", scale=0.25),
+            },
+            "rank": {f"rank {rank}": like(law="factors", rank=rank) for rank in ranks},
+            "rows": {f"{n}x{columns}": like(n=n, m=columns, mask=None) for n in near(rows)},
+            "columns": {f"{rows}x{m}": like(n=rows, m=m, mask=None) for m in near(columns)},
+        }
 
     def copying_inputs(self, n: int, seed: int, split: Split) -> dict[str, tuple[Batch, Batch]]:
-        """Returns inputs with another token at hidden entries; see :func:`copying_inputs`."""
-        return copying_inputs(self, MatrixCompletion, n, seed, split)
+        """Returns inputs with another token at hidden entries, by name, twice: with copies of the inputs as targets,
+        and with the matrix as targets.
 
-    def influences(self, batch: Batch, shift: float | None, seed: int) -> Influences:
-        """Returns changes of observed entries to another value; for kinds and the reference see
-        :func:`pairs_of_entries`.
+        Section 3.1.1, table 1: hidden entries hold MASK (its "copy" is 0), or the value of the grid nearest to 0.44 or
+        −0.24. Matrices are the task's own, or have independent entries, uniform on [-1, 1].
         """
-        values = batch.targets
-        if shift is None:
-            changed = self.sample(len(batch), derive_seed(seed, self.name, "new values")).targets.to(
-                values.device
-            )
-        else:
-            offset = max(1, round(shift / self.grid_step)) * self.grid_step
-            up = torch.rand(values.shape, generator=generator(seed, self.name, "shift")) < 0.5
-            changed = self.decode(self.encode(values + offset * (2 * up.to(values.device) - 1)))
-        hidden = batch.extras["hidden"]
-        cells = (x.unflatten(1, (self.n, self.columns)) for x in (values, hidden))
-        kinds, derivative = pairs_of_entries(*cells)
-        references = {}
-        if self.law == "factors" and self.rank == 1:
-            references["rank-1 ratio"] = derivative * (changed - values)[:, :, None]
-        return Influences(self.encode(changed), ~hidden, hidden, kinds, references)
+        full = self._like(law="entries", distribution="uniform", scale=1.0)
+        inputs: dict[str, tuple[Batch, Batch]] = {}
+        own = f"rank {self.rank}" if self.law == "factors" else "own"
+        for kind, source in ((own, self), ("full rank", full)):
+            batch = source.sample(n, seed=seed, split=split)
+            hidden = batch.extras["hidden"]
+            inputs[f"{kind}, MASK"] = replace(batch, targets=batch.targets.masked_fill(hidden, 0)), batch
+            for value in REPLACEMENTS:
+                token = int(self.encode(batch.targets.new_tensor(value)))
+                nearest = float(self.decode(batch.tokens.new_tensor(token)))
+                replaced = replace(batch, tokens=batch.tokens.masked_fill(hidden, token))
+                copied = replace(replaced, targets=batch.targets.masked_fill(hidden, nearest))
+                inputs[f"{kind}, {nearest:g}"] = copied, replaced
+        return inputs
+
+    def influences(self, batch: Batch, shift: float, seed: int) -> Influences:
+        """Returns changes of observed entries; pairs are in the same row, in the same column, or neither."""
+        values, hidden = batch.targets, batch.extras["hidden"]
+        offset = max(1, round(shift / self.grid_step)) * self.grid_step
+        up = torch.rand(values.shape, generator=generator(seed, self.name, "shift")) < 0.5
+        changed = self.decode(self.encode(values + offset * (2 * up.to(values.device) - 1)))
+        entries = torch.arange(self.n * self.columns, device=values.device)
+        row, column = (each[:, None] == each for each in (entries // self.columns, entries % self.columns))
+        kinds = {"same row": row & ~column, "same column": column & ~row, "neither": ~row & ~column}
+        return Influences(self.encode(changed), ~hidden, hidden, kinds)
 
     def attention_templates(self) -> dict[str, Tensor | Callable[[Batch], Tensor]]:
-        """Returns templates of what a head may attend to: keys ``[query key]``, or a function of a batch: ``[batch
-        query key]``.
-        """
+        """Returns templates of what a head may attend to; see :func:`attention_templates`."""
         return attention_templates(self.n, self.columns)
 
     def attention_rules(self) -> dict[str, ClassRule]:
@@ -228,9 +305,23 @@ class MatrixCompletion(Matrices):
 
     def attention_relocations(self, batch: Batch, seed: int) -> dict[str, Relocation]:
         """Returns ``longest_column``: examples whose longest run of observed entries moves to another column."""
+        hidden, m = batch.extras["hidden"].cpu(), self.columns
+        longest = self._cells(longest_column(~hidden, self.n, m)).any(1)
+        # Where one column alone has it; then the masks of this column and of another one are exchanged.
+        unique = longest.sum(1) == 1
+        if m < 2 or int(unique.sum()) < 2:
+            return {}
+        source = longest[unique].long().argmax(1)
         stream = generator(seed, self.name, "another longest column")
-        relocation = move_longest_column(self.n, self.columns, batch, self.batch, stream)
-        return {} if relocation is None else {"longest_column": relocation}
+        target = (source + torch.randint(1, m, source.shape, generator=stream)) % m
+        examples, order = torch.arange(len(source)), torch.arange(m).repeat(len(source), 1)
+        order[examples, source], order[examples, target] = target, source
+        cells = self._cells(hidden[unique])
+        exchanged = cells.gather(2, order[:, None].expand_as(cells)).flatten(1)
+        values = batch.targets[unique.to(batch.targets.device)]
+        before, after = (self.batch(values, mask.to(values.device)) for mask in (hidden[unique], exchanged))
+        groups = torch.arange(self.n * m) % m
+        return {"longest_column": Relocation(before, after, groups, source, target)}
 
     def with_mask(self, batch: Batch, mask: str) -> Batch:
         """Returns the examples under one mask: ``rows``, ``columns`` (see :func:`named_masks`), or ``..#,..#,...``."""
@@ -321,25 +412,18 @@ def matrix_targets(values: Float[Tensor, "batch n m"], hidden: Bool[Tensor, "bat
     ``left_projector``, ``right_projector``: u uᵀ and v vᵀ, which do not depend on the sign.
     """
     left, _, right = torch.linalg.svd(values.double(), full_matrices=False)
-    u, v = left[:, :, 0], right[:, 0]
     rows = values.masked_fill(hidden, 0).repeat_interleave(values.shape[2], 1)
-    targets = {
-        "true_element": values.flatten(1),
-        "masked_row": rows,
-        "left_vector": u[:, None],
-        "right_vector": v[:, None],
-        "left_vector_fixed": sign_fixed(u)[:, None],
-        "right_vector_fixed": sign_fixed(v)[:, None],
-        "left_projector": (u[:, :, None] * u[:, None]).flatten(1)[:, None],
-        "right_projector": (v[:, :, None] * v[:, None]).flatten(1)[:, None],
+    targets = {"true_element": values.flatten(1), "masked_row": rows}
+    vectors = {"left": left[:, :, 0], "right": right[:, 0]}
+    kinds: dict[str, Callable[[Tensor], Tensor]] = {
+        "vector": lambda x: x,
+        "vector_fixed": lambda x: torch.where(x.sum(1, keepdim=True) < 0, -x, x),
+        "projector": lambda x: (x[:, :, None] * x[:, None]).flatten(1),
     }
+    for kind, of in kinds.items():
+        targets |= {f"{side}_{kind}": of(x)[:, None] for side, x in vectors.items()}
     flat = hidden.flatten(1)
     return ProbeTargets(
         {name: ProbeTarget(target, "regression") for name, target in targets.items()},
         {"hidden": flat, "observed": ~flat},
     )
-
-
-def sign_fixed(vectors: Float[Tensor, "batch entry"]) -> Float[Tensor, "batch entry"]:
-    """Returns each vector, or its negative: the one whose entries have a positive sum."""
-    return torch.where(vectors.sum(1, keepdim=True) < 0, -vectors, vectors)

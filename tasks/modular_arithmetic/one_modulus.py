@@ -53,10 +53,6 @@ class OneModulus(ModularTask):
         """Returns the mean cross-entropy, in float64."""
         return cross_entropy(self.read(output)[:, 0], batch.targets).mean()
 
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        return ("loss", "accuracy")
-
     def metrics(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> dict[str, Metric]:
         """Returns ``loss`` (cross-entropy, nats) and ``accuracy`` (0 or 1), each ``[batch]``."""
         logits = self.read(output)[:, 0]

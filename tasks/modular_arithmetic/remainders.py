@@ -90,15 +90,16 @@ class Miiii(ModularTask):
 
     def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, "inputs tasks"]:
         """Returns n mod q for every prime, whatever the variant: only the table of a shuffled task is shuffled."""
-        low, high = operands.unbind(-1) if self.digits == "low-first" else operands.flip(-1).unbind(-1)
-        return (low + high * self.p)[:, None] % torch.tensor(self.moduli)
+        return self._numbers(operands)[:, None] % torch.tensor(self.moduli)
 
     def answer_classes(self, batch: Batch) -> dict[str, Tensor]:
         return {f"mod_{q}": batch.targets[:, column] for column, q in enumerate(self.moduli)}
 
     def numbers(self, batch: Batch) -> Int[Tensor, " batch"]:
         """Returns n of every input, the number whose remainders are the answers."""
-        operands = batch.extras["operands"]
+        return self._numbers(batch.extras["operands"])
+
+    def _numbers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, " inputs"]:
         low, high = (operands if self.digits == "low-first" else operands.flip(-1)).unbind(-1)
         return low + high * self.p
 
@@ -110,47 +111,23 @@ class Miiii(ModularTask):
     def modular_answers(self) -> dict[str, ModularAnswer]:
         """Returns n mod q as the sum of x0 and (p mod q)·x1 modulo q, for every prime."""
         answers = {}
-        first = 0
-        for q in self.moduli:
+        for q, first in zip(self.moduli, self._first_columns, strict=True):
             weights = (1, self.p % q) if self.digits == "low-first" else (self.p % q, 1)
             answers[f"mod_{q}"] = ModularAnswer(q, weights, tuple(range(first, first + q)))
-            first += q
         return answers
 
     @cached_property
     def _answers(self) -> Int[Tensor, "inputs tasks"]:
         table = self.answers(self._operands)
         if self.variant == "shuffled":
-            table = table[
-                torch.randperm(len(table), generator=generator(self.split_seed, self.name, "shuffle"))
-            ]
+            stream = generator(self.split_seed, self.name, "shuffle")
+            table = table[torch.randperm(len(table), generator=stream)]
         return table
-
-    def logits(self, output: Float[Tensor, "batch _ classes"]) -> Float[Tensor, "batch tasks widest"]:
-        """Returns the logits per prime, padded with −inf for the classes that a prime does not have."""
-        packed = self.read(output)[:, 0]
-        padded = torch.nn.functional.pad(packed, (0, 1), value=float("-inf"))
-        columns = constant(self._padded_columns, torch.long, packed.device)
-        return padded[:, columns].unflatten(1, (len(self.moduli), -1))
-
-    @cached_property
-    def _padded_columns(self) -> tuple[int, ...]:
-        """Columns of the output, prime by prime, each filled up to the widest with one past the last column."""
-        widest, past = max(self.moduli), self.d_vocab_out
-        return tuple(
-            start + i if i < q else past
-            for start, q in zip(self._first_columns, self.moduli, strict=True)
-            for i in range(widest)
-        )
 
     def loss(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> Float[Tensor, ""]:
         """Returns the mean over all primes (masked ones count in the denominator) of CE_q / ln q; float64."""
         losses = self._cross_entropies(output, batch).mean(0)
         return losses @ constant(self.loss_weights, losses.dtype, losses.device) / len(self.moduli)
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        return ("loss", "accuracy", *(f"{name}_{q}" for q in self.moduli for name in ("loss", "accuracy")))
 
     def metrics(self, output: Float[Tensor, "batch _ classes"], batch: Batch) -> dict[str, Metric]:
         """Returns, per example, ``loss_q`` (CE_q / ln q), ``accuracy_q`` by prime and their means ``loss``,
@@ -160,7 +137,8 @@ class Miiii(ModularTask):
         """
         losses = self._cross_entropies(output, batch)
         losses = losses / torch.tensor(self.moduli, device=losses.device).double().log()
-        correct = (self.logits(output).argmax(-1) == batch.targets).double()
+        answers = torch.stack([own.argmax(-1) for own in self._logits(output)], 1)
+        correct = (answers == batch.targets).double()
         metrics: dict[str, Metric] = {"loss": losses.mean(1), "accuracy": correct.mean(1)}
         for column, q in enumerate(self.moduli):
             metrics[f"loss_{q}"] = losses[:, column]
@@ -172,9 +150,12 @@ class Miiii(ModularTask):
     ) -> Float[Tensor, "batch tasks"]:
         if output.is_cuda:
             return self._cross_entropies_at_once(output, batch)
-        # Computed from each prime's own columns: equal to the padded form with −inf, at a third of the memory.
-        packed = self.read(output)[:, 0].split(self.moduli, dim=-1)
-        return torch.stack([cross_entropy(part, batch.targets[:, i]) for i, part in enumerate(packed)], 1)
+        own = self._logits(output)
+        return torch.stack([cross_entropy(part, batch.targets[:, i]) for i, part in enumerate(own)], 1)
+
+    def _logits(self, output: Float[Tensor, "batch _ classes"]) -> tuple[Tensor, ...]:
+        """Returns the logits of each prime."""
+        return self.read(output)[:, 0].split(self.moduli, dim=-1)
 
     def _cross_entropies_at_once(
         self, output: Float[Tensor, "batch _ classes"], batch: Batch
@@ -182,7 +163,7 @@ class Miiii(ModularTask):
         """Returns the same by operations on all primes: a GPU takes longer to launch some for each than to compute."""
         packed = self.read(output)[:, 0].double()
         with torch.no_grad():
-            largest = self.logits(output).double().amax(-1)  # [batch prime]
+            largest = torch.stack([own.amax(-1) for own in self._logits(output)], 1).double()
         owner = constant(self._owners, torch.long, packed.device)
         primes = torch.arange(len(self.moduli), device=packed.device)
         columns = (owner[:, None] == primes).double()  # [class prime]

@@ -177,9 +177,7 @@ class ModularTask(Task):
         return {}
 
     def attention_templates(self) -> dict[str, Tensor]:
-        """Returns templates of the keys that a head may attend to, ``[query key]``: each operand, both, and '='
-        itself.
-        """
+        """Returns templates of what a head may attend to, ``[query key]``: each operand, both, and '='."""
         first, second = self.operand_positions
         positions = {
             "operand_1": [first],

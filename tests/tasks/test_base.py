@@ -35,10 +35,10 @@ def test_a_batch_is_indexed_alike_in_all_its_parts(
 
 
 def test_a_batch_is_not_a_sequence_of_examples(batch: Batch) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="slice"):
         batch[2]  # type: ignore[index]
     with pytest.raises(TypeError, match="slice"):
-        iter(batch)
+        list(batch)  # type: ignore[call-overload]
 
 
 def test_derived_seeds_are_the_same_everywhere() -> None:
@@ -59,10 +59,9 @@ def test_pooling_accumulates_in_float64() -> None:
 
 
 @pytest.mark.parametrize("name", tasks.list())
-@pytest.mark.parametrize("n", [0, -1])
-def test_no_task_samples_fewer_than_one_example(name: str, n: int) -> None:
+def test_no_task_samples_fewer_than_one_example(name: str) -> None:
     with pytest.raises(TaskError, match="at least 1"):
-        tasks.get(name).sample(n)
+        tasks.get(name).sample(0)
 
 
 def test_a_model_with_room_to_spare_fits_and_a_smaller_one_is_refused() -> None:
@@ -90,10 +89,11 @@ def test_a_model_with_room_to_spare_fits_and_a_smaller_one_is_refused() -> None:
 @pytest.mark.parametrize("name", tasks.list())
 def test_a_task_is_a_frozen_json_value(name: str) -> None:
     task = tasks.get(name)
-    task.sample(2)
+    task.sample(2)  # some keep tensors then, which cannot be compared with ==
     again = type(task).model_validate_json(task.model_dump_json())
     assert again == task
     assert hash(again) == hash(task)
+    assert task != tasks.get("modular-addition", p=7)
     with pytest.raises(ValueError, match="frozen"):
         task.p_mask = 0.5  # type: ignore[attr-defined]
 
@@ -108,14 +108,3 @@ def test_every_preset_is_valid_and_builds(name: str) -> None:
         settings = task.Model(**sections.get("model", {}))
         assert isinstance(settings, ModelSettings)
         task.check_model(task.build_model(0, settings))
-
-
-def test_tasks_are_equal_by_their_settings_whatever_else_they_keep() -> None:
-    """A task of modular arithmetic keeps tensors, which cannot be compared with ``==``."""
-    one, same, other = (tasks.get("modular-addition", p=p) for p in (7, 7, 11))
-    one.sample(4)
-    assert one == same
-    assert hash(one) == hash(same)
-    assert one != other
-    assert one != tasks.get("modular-multiplication", p=7)
-    assert len({one, same, other}) == 2

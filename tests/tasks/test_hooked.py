@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import tasks
-from tasks.hooked import STD_OF_NORMAL_CUT_AT_2, is_bias
+from tasks.hooked import STD_OF_NORMAL_CUT_AT_2
 from tasks.matrix_completion import MatrixModelSettings
 
 TINY = {"n_layers": 1, "n_heads": 2, "d_model": 8}
@@ -18,6 +18,10 @@ TINY = {"n_layers": 1, "n_heads": 2, "d_model": 8}
 
 def parameters(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def is_bias(name: str) -> bool:
+    return name.split(".")[-1].startswith("b_")
 
 
 def trainable(model: torch.nn.Module) -> int:

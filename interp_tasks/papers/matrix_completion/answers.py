@@ -110,9 +110,8 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
 def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """See which observed entries move which hidden ones: change one at a time.
 
-    Pooled over pairs in the same row, in the same column and neither; over entries on a shortest path of observed
-    entries to the hidden one and off it; beside what the rank-1 ratio would do (a ``variant`` beside the model). Per
-    kind of pair (the ``intervention``) the mean absolute change of the output, and the kind's share of all change.
+    Pooled over pairs in the same row, in the same column and neither: per kind of pair (the ``intervention``) the mean
+    absolute change of the output, and the kind's share of all change.
 
     Args:
         refs: one or several REFs; all see the same examples and the same changes.
@@ -125,12 +124,11 @@ def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         declared = influences_of(subject)
-        moved = {"model": changes(subject, declared), **declared.references}
+        moved = changes(subject, declared)
         return [
-            {**row, "variant": variant, "intervention": kind, "engine": "naive"}
-            for variant, each in moved.items()
+            {**row, "variant": "model", "intervention": kind, "engine": "naive"}
             for kind in declared.kinds
-            for row in kind_rows(kind, each, declared, subject.seed)
+            for row in kind_rows(kind, moved, declared, subject.seed)
         ]
 
     options = {**options, "samples": options.get("samples") or 64}
@@ -138,7 +136,6 @@ def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     notes = (
         f"One entry at a time is given its value ± {SHIFT:g}; change: of the output at each hidden entry.",
         "share of all change: its baseline is the kind's share of all pairs.",
-        "Other variants: what that way to the answer would move by, to first order.",
         INTERVALS,
     )
     return replace(result, notes=notes)
@@ -180,9 +177,8 @@ def changes(subject: LoadedCheckpoint, declared: Influences) -> Tensor:
 
 def kind_rows(kind: str, moved: Tensor, declared: Influences, seed: int) -> list[Row]:
     """Returns the mean change of a kind of pair, and its share of all change beside that of all pairs; none of none."""
-    known = ~moved.isnan()
-    sizes = moved.nan_to_num(0.0).abs().double()
-    pairs = (declared.changed[:, :, None] & declared.read[:, None] & known).double()
+    sizes = moved.abs()
+    pairs = (declared.changed[:, :, None] & declared.read[:, None]).double()
     inside = pairs * declared.kinds[kind]
     change, number = (sizes * inside).sum((1, 2)), inside.sum((1, 2))
     if not number.sum():

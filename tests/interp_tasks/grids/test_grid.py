@@ -4,9 +4,7 @@ import json
 import math
 import re
 import shutil
-from concurrent.futures import ProcessPoolExecutor
 from datetime import date
-from multiprocessing import get_context
 from pathlib import Path
 
 import pandas as pd
@@ -491,12 +489,3 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
     assert "1 of 1 unit to do" in capsys.readouterr().out
     assert not main(["grid", "one.toml", "--executor", "serial", "--quiet"])
     assert "1 unit: 1 run to train, 0 experiments." in capsys.readouterr().out
-
-
-def test_a_pool_that_forks_is_refused():
-    """Its workers would wait for ever for locks of torch's threads, which are not there."""
-    refused = pytest.raises(UserError, match=r'mp_context=get_context\("spawn"\)')
-    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool, refused:
-        slots_of(pool, None, 1)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert slots_of(pool, None, 1) is None

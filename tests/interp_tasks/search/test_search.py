@@ -163,8 +163,8 @@ def test_the_printed_space_of_miiii() -> None:
 def test_every_shipped_space_can_be_built() -> None:
     for task, spaces in shipped_spaces().items():
         for name in spaces:
-            for preset in ("cpu", "paper"):
-                make_plan(task, preset=preset, space=name).check_values(built)
+            make_plan(task, preset="paper", space=name)
+            make_plan(task, space=name).check_values(built)
 
 
 # ---- The objective
@@ -193,7 +193,7 @@ def test_the_objective_is_the_mean_of_the_last_ten_evaluations() -> None:
 def test_metric_and_direction(
     fake: FakeTrainer, tmp_path: Path, objective: str | None, expected: tuple[str, str]
 ) -> None:
-    found = search(plan(objective=objective), out=tmp_path, trials=3)
+    found = search(plan(objective=objective), out=tmp_path, trials=2)
     said = found.identity["objective"]
     assert (said["metric"], said["direction"]) == expected
     values = [trial["value"] for trial in found.trials]

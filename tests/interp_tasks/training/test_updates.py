@@ -124,14 +124,6 @@ def test_clipping_bounds_the_global_norm_and_leaves_small_gradients(task):
     assert all(torch.equal(loose[name], free[name]) for name in free)
 
 
-def test_watchers_see_gradients_before_and_after_the_filter(task):
-    plain, stages, _ = gradients_seen_by(task, TrainConfig())
-    assert [stage for stage, _ in stages] == ["raw"]
-    _, stages, _ = gradients_seen_by(task, TrainConfig(grokfast="ema", grokfast_lambda=2.0))
-    assert [stage for stage, _ in stages] == ["raw", "filtered"]
-    torch.testing.assert_close(stages[1][1]["embed.W_E"], 3 * plain["embed.W_E"])
-
-
 @pytest.mark.parametrize(
     "settings", [{"grokfast": "ema"}, {"grokfast": "ma", "grokfast_window": 3}, {"grokfast": "ma"}]
 )

@@ -8,12 +8,10 @@ import torch
 
 import tasks
 from tasks.matrix_completion import completion, unrecoverable
-from tasks.matrix_completion.completion import NUCLEAR_NORM, PENALTIES
+from tasks.matrix_completion.task import NUCLEAR_NORM, PENALTIES
 
 METHODS = {
     "ratio": completion.anchor_ratio,
-    "rows": completion.row_regression,
-    "columns": completion.column_regression,
     "als": lambda x, h: completion.alternating_least_squares(x, h, 1, 300),
     "descent": lambda x, h: completion.gradient_descent(x, h, 1, 3000),
 }
@@ -38,42 +36,29 @@ def test_exact_at_rank_one_where_the_mask_lets_it(name):
     found = METHODS[name](unknown, hidden)
     assert torch.equal(found[~hidden], values[~hidden])
     known = hidden & ~unrecoverable(hidden)
-    if name in ("ratio", "rows", "columns"):
+    if name == "ratio":
         known &= completion.has_anchor(values, hidden)
     assert known.sum() > 50
     torch.testing.assert_close(found[known], values[known], rtol=0, atol=1e-6)
-    if name in ("ratio", "rows", "columns"):
+    if name == "ratio":
         assert (found[hidden & ~completion.has_anchor(values, hidden)] == 0).all()
 
 
-def loops(values, hidden, i, j):
-    """(ratios, slopes of row i on rows k times x_kj) of a hidden entry, by the definitions."""
-    rows, columns = values.shape
-    ratios, predictions = [], []
-    for k, l in itertools.product(range(rows), range(columns)):
-        if k != i and l != j and not (hidden[i, l] or hidden[k, j] or hidden[k, l]) and values[k, l]:
-            ratios.append(values[i, l] * values[k, j] / values[k, l])
-    for k in range(rows):
-        both = [l for l in range(columns) if not hidden[i, l] and not hidden[k, l]]
-        power = sum(values[k, l] ** 2 for l in both)
-        if not hidden[k, j] and power:
-            predictions.append(sum(values[i, l] * values[k, l] for l in both) / power * values[k, j])
-    return ratios, predictions
-
-
-def test_ratio_and_regressions_are_what_loops_give():
+def test_the_ratio_is_what_a_loop_gives():
     stream = torch.Generator().manual_seed(3)
     # Not of rank 1, so that anchors and rows differ; with zeros, which are no anchors.
     values = torch.randn(6, 4, 3, generator=stream, dtype=torch.float64)
     values[:, 1, 1] = 0
     hidden = torch.rand(6, 4, 3, generator=stream) < 0.4
-    ratio, rows, columns = (METHODS[name](values, hidden) for name in ("ratio", "rows", "columns"))
+    found = completion.anchor_ratio(values, hidden)
     for b, i, j in hidden.nonzero().tolist():
         x, h = values[b].numpy(), hidden[b].numpy()
-        ratios, by_row = loops(x, h, i, j)
-        _, by_column = loops(x.T, h.T, j, i)
-        for found, parts in ((ratio, ratios), (rows, by_row), (columns, by_column)):
-            assert found[b, i, j] == pytest.approx(np.mean(parts) if parts else 0, abs=1e-12)
+        ratios = [
+            x[i, l] * x[k, j] / x[k, l]
+            for k, l in itertools.product(range(4), range(3))
+            if k != i and l != j and not (h[i, l] or h[k, j] or h[k, l]) and x[k, l]
+        ]
+        assert found[b, i, j] == pytest.approx(np.mean(ratios) if ratios else 0, abs=1e-12)
         assert bool(completion.has_anchor(values, hidden)[b, i, j]) == bool(ratios)
 
 
@@ -191,3 +176,17 @@ def test_copying_inputs(task):
         else:
             ranks = torch.linalg.matrix_rank(original.targets.unflatten(1, (4, 3)))
             assert (ranks == 3).all()
+
+
+def test_a_shift_moves_each_observed_entry_by_so_many_steps():
+    task = tasks.get("matrix-completion", n=3, rank=1, grid_max=2.0, grid_step=0.05)
+    batch = task.sample(40)
+    found = task.influences(batch, 0.1, seed=0)
+    moved = (found.tokens - task.encode(batch.targets)).abs()
+    assert set(moved.unique().tolist()) == {2}
+    assert torch.equal(found.changed, ~batch.extras["hidden"])
+    assert torch.equal(found.read, batch.extras["hidden"])
+    row, column = torch.arange(9) // 3, torch.arange(9) % 3
+    assert torch.equal(found.kinds["same row"], (row[:, None] == row) & (column[:, None] != column))
+    assert torch.equal(found.kinds["same column"], (row[:, None] != row) & (column[:, None] == column))
+    assert torch.equal(found.kinds["neither"], (row[:, None] != row) & (column[:, None] != column))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tasks
 from tasks import Batch, TaskError, pool
-from tasks.matrix_completion import MatrixCompletion, MatrixModelSettings, hide_rows
+from tasks.matrix_completion import MatrixCompletion, MatrixModelSettings
 from tasks.matrix_completion.matrices import MASK_ID
 
 MeanCheck = Callable[[Tensor, float], None]
@@ -71,28 +71,6 @@ def test_entries_drawn_directly_have_the_moments_of_their_distribution(
     assert_mean(drawn**4, fourth_moment)
 
 
-def test_the_size_of_an_entry_of_the_published_matrices(assert_mean: MeanCheck) -> None:
-    """E|X| = 0.370, P(|X| > 1) = 3.6%, P(|X| > 1.5) = 0.16%, from the distribution of a sum of two products.
-
-    The product of two uniforms has distribution function 1/2 + (w − w ln|w|)/2, cut here into 2,000 bins.
-    """
-    edges = numpy.linspace(-1, 1, 2001)
-    below = 0.5 + (edges - edges * numpy.log(numpy.abs(numpy.where(edges == 0, 1, edges)))) / 2
-    masses = numpy.diff(below)
-    mass_of_sum = numpy.convolve(masses, masses)
-    sums = numpy.linspace(-2 + 0.001, 2 - 0.001, len(mass_of_sum))
-    mean_size = float(mass_of_sum @ numpy.abs(sums))
-    beyond = {limit: float(mass_of_sum[numpy.abs(sums) > limit].sum()) for limit in (1.0, 1.5)}
-    assert round(mean_size, 3) == 0.370
-    assert round(beyond[1.0], 3) == 0.036
-    assert round(beyond[1.5], 4) == 0.0016
-    drawn = matrices(MatrixCompletion(grid_step=0.0001), 4000)
-    assert_mean(drawn.abs().mean((1, 2)), mean_size)
-    for limit, mass in beyond.items():
-        assert_mean((drawn.abs() > limit).double().mean((1, 2)), mass)
-    assert drawn.abs().max() <= 2
-
-
 @pytest.mark.parametrize(("n", "m", "rank"), [(7, 7, 2), (4, 4, 1), (5, 8, 3)])
 def test_factor_matrices_have_exactly_the_rank_asked_for(n: int, m: int, rank: int) -> None:
     """Rounding moves an entry by at most step/2, so (Weyl) singular value r + 1 is at most √(n·m)·step/2."""
@@ -127,17 +105,6 @@ def test_each_entry_is_hidden_on_its_own_with_the_rate_asked_for(assert_mean: Me
     assert round(0.7**16, 4) == 0.0033
 
 
-def test_a_picture_hides_the_same_entries_of_every_matrix() -> None:
-    """The example of the authors' code: rows 4 and 7 (from 1) hidden, but for column 2 and column 6."""
-    picture = hide_rows(7, 7, {3: 1, 6: 5})
-    assert picture == ("." * 7,) * 3 + ("#.#####",) + ("." * 7,) * 2 + ("#####.#",)
-    hidden = MatrixCompletion(mask=picture).sample(6).extras["hidden"]
-    expected = torch.zeros(7, 7, dtype=torch.bool)
-    expected[[3, 6]] = True
-    expected[3, 1] = expected[6, 5] = False
-    assert torch.equal(hidden, expected.flatten().expand(6, -1))
-
-
 # --- tokens
 
 
@@ -147,16 +114,6 @@ def test_token_ids_of_the_published_grid() -> None:
     assert task.d_vocab == 2002
     values = torch.tensor([-10.0, 0.0, 10.0, 0.44, -0.24, -1.5, 1.5])
     assert task.encode(values).tolist() == [1, 1001, 2001, 1045, 977, 851, 1151]
-
-
-def test_ids_that_float32_truncation_gets_wrong_are_right() -> None:
-    hundredths = torch.arange(-1000, 1001)
-    values = (hundredths.double() / 100).float()
-    truncated = (1 + 100 * values + 1000).int()
-    wrong = truncated != hundredths + 1001
-    assert wrong.sum() == 36
-    assert {-501, -802} <= set(hundredths[wrong].tolist())
-    assert torch.equal(MatrixCompletion().encode(values), hundredths + 1001)
 
 
 @pytest.mark.parametrize(("grid_max", "grid_step"), GRIDS)

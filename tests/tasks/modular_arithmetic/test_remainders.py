@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tasks import Batch, pool
 from tasks.modular_arithmetic import Miiii
-from tasks.modular_arithmetic.table import cross_entropy
 
 #: A float64 sum of up to 109 terms near 1 is right to this; what is left of its logarithm cannot be better.
 ROUNDING = 109 * 2**-53
@@ -134,24 +133,6 @@ def test_loss_and_metrics_against_numpy(config: dict[str, Any]) -> None:
     loss = task.loss(output, batch)
     assert loss.dtype == torch.float64
     assert loss.item() == pytest.approx(losses.mean(), rel=1e-12)
-
-
-def test_padding_with_minus_infinity_changes_nothing() -> None:
-    task = Miiii()
-    batch = task.sample(20)
-    output = random_output(task, batch) - 20
-    padded = task.logits(output)
-    assert padded.shape == (20, 29, 109)
-    for column, q in enumerate(task.moduli):
-        packed = output[:, 2].split(task.moduli, -1)[column]
-        assert torch.equal(padded[:, column, :q], packed)
-        assert (padded[:, column, q:] == -torch.inf).all()
-        own, answers = cross_entropy(packed, batch.targets[:, column]), batch.targets[:, column]
-        torch.testing.assert_close(cross_entropy(padded[:, column], answers), own, rtol=1e-14, atol=1e-14)
-    # Where every valid logit is negative, padding with 0 (as published) would let an invalid class win.
-    assert (padded.argmax(-1) < torch.tensor(task.moduli)).all()
-    as_published = padded.masked_fill(padded.isinf(), 0)
-    assert (as_published.argmax(-1)[:, 0] >= 2).all()
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])
