@@ -82,8 +82,10 @@ class Bridge(ABC):
         _, layer = self._sites.get(hook, (hook, None))
 
         def apply(x: Tensor) -> Tensor | None:
-            new = function(self._shown(hook, x)) if self._uses(layer) else None
-            return None if new is None else new.reshape(x.shape)
+            if not self._uses(layer):
+                return None
+            new = function(shown := self._shown(hook, x))
+            return new if new is None or shown is x else new.reshape(x.shape)
 
         return apply
 
