@@ -35,32 +35,31 @@ def read_file(file: Path, noun: str, most: int | None = None, option: str = "") 
     named = f"{option} {file}".lstrip()
     try:
         # Opening a device may do something; opening a pipe waits for who writes to it.
-        if file.exists() and not file.is_file():
-            raise UserError(f"{named} is no regular file: it should hold {noun}")
-        with file.open("rb") as opened:
-            content = opened.read() if most is None else opened.read(most + 1)
+        if is_other := file.exists() and not file.is_file():
+            content = b""
+        else:
+            with file.open("rb") as opened:
+                content = opened.read() if most is None else opened.read(most + 1)
     except FileNotFoundError:
         raise UserError(f"{named} is missing: it would hold {noun}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {named}: {error.strerror}") from None
-    except UserError:
-        raise
-    except ValueError as error:  # a null character in its name
-        raise UserError(f"cannot read {named}: {error}") from None
+    except (OSError, ValueError) as error:  # a null character in its name
+        raise UserError(f"cannot read {named}: {getattr(error, 'strerror', None) or error}") from None
+    if is_other:
+        raise UserError(f"{named} is no regular file: it should hold {noun}")
     if most is not None and len(content) > most:
         raise UserError(f"{named} is longer than {most >> 20} MiB: it should hold {noun}")
     return content
 
 
 def check_file(file: Path, option: str) -> None:
-    """Refuses a path that is no regular file."""
+    """Refuses a path that is no regular file, headed by the option that names it."""
     try:
-        if not file.exists():
-            raise UserError(f"{option} {file}: no such file")
+        what = "" if file.is_file() else "it is a folder" if file.is_dir() else "it is no regular file"
+        what = what if file.exists() else "no such file"
     except OSError as error:
-        raise UserError(f"{option} {file}: cannot read it: {error.strerror}") from None
-    if not file.is_file():
-        raise UserError(f"{option} {file}: it is {'a folder' if file.is_dir() else 'no regular file'}")
+        what = f"cannot read it: {error.strerror}"
+    if what:
+        raise UserError(f"{option} {file}: {what}")
 
 
 def read_toml(file: Path, noun: str, option: str = "") -> dict[str, Any]:

@@ -41,12 +41,7 @@ def brief(text: str, most: int = QUOTED) -> str:
 
 def one_line(message: str) -> str:
     """Returns a refusal as one line of at most ``LONGEST`` characters, no word of it longer than ``QUOTED``."""
-    return brief(re.sub(r"\S+", lambda word: brief(word[0]), printable(flat(message))), LONGEST)
-
-
-def flat(text: str) -> str:
-    """Returns a text in one line, with a blank for every run of white space."""
-    return " ".join(text.split())
+    return brief(re.sub(r"\S+", lambda word: brief(word[0]), printable(" ".join(message.split()))), LONGEST)
 
 
 def did_you_mean(given: str, names: Iterable[str]) -> str:

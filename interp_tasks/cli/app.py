@@ -107,13 +107,12 @@ def program(word: str = "") -> LazyGroup:
     app.callback(help=help)((lambda: None) if word else interp_run)
     made = typer.main.get_group(app)
     assert isinstance(made, LazyGroup)
-    made.word, made.default, made.panels = word, default, {"Commands": COMMANDS.get(word, {})}
-    if not word:
-        made.panels = {
-            panel: COMMANDS.get(panel, {})
-            | {name: help for name, (of, help, _) in GROUPS.items() if of == panel}
-            for panel in PANELS
-        }
+    made.word, made.default = word, default
+    groups = {
+        panel: {name: help for name, (of, help, _) in GROUPS.items() if of == panel} for panel in PANELS
+    }
+    listed = {panel: {**COMMANDS.get(panel, {}), **groups[panel]} for panel in PANELS}
+    made.panels = {"Commands": COMMANDS[word]} if word else listed
     # The names of all, for one that is close to a wrong one.
     names: dict[str, Any] = dict.fromkeys(made.lines)
     made.commands = names

@@ -58,14 +58,6 @@ class TextColumn:
         words = [word for text in (self.header, *self.cells) for word in text.split()]
         return max((min(cell_len(word), LONG_WORD) for word in words), default=1)
 
-    @property
-    def cell_width(self) -> int:
-        return max((cell_len(line) for text in self.cells for line in text.split("\n")), default=0)
-
-    @property
-    def width(self) -> int:
-        return max(self.cell_width, *(cell_len(line) for line in self.header.split("\n")))
-
 
 def console(at_least: int = 0) -> Console:
     """Returns stdout, with colour only on terminals and a fixed width where there is none."""
@@ -144,14 +136,9 @@ def print_blocks(
     out = console()
     parts = list(in_parts(kept, out.width))
     wide = console(at_least=max(sum(one.longest_word + GAP for one in part) for part in parts))
-    for number, (block, lines) in enumerate(zip(blocks, heads, strict=True)):
-        *first, last = lines or [[]]
+    for number, (block, (*first, last)) in enumerate(zip(blocks, heads, strict=True)):
         known = {*last, *(part.partition(" ")[2] for part in last)}
-        more = [
-            part
-            for part in shared[number]
-            if part not in known and (part.partition(" ")[2] or part) not in known
-        ]
+        more = [part for part in shared[number] if known.isdisjoint((part, part.partition(" ")[2] or part))]
         if number:
             out.print()
         for above in filter(None, [*first, [*last, *more]]):
@@ -230,7 +217,11 @@ def widths(columns: Sequence[TextColumn], width: int) -> list[int]:
     found = [column.longest_word for column in columns]
     room = width - sum(found) - GAP * len(columns)
     # Cells before headers, which are folded more readily than what stands in each row.
-    for wanted in ([column.cell_width for column in columns], [column.width for column in columns]):
+    for has_headers in (False, True):
+        texts = [(*column.cells, *([column.header] * has_headers)) for column in columns]
+        wanted = [
+            max((cell_len(line) for one in each for line in one.split("\n")), default=0) for each in texts
+        ]
         # Those that lack least first, so that none is given more than it needs.
         order = sorted(range(len(columns)), key=lambda at: wanted[at] - found[at])
         for left, at in zip(range(len(columns), 0, -1), order, strict=True):
@@ -244,8 +235,7 @@ def heading(parts: Sequence[str], width: int) -> str:
     """Returns parts divided by dots, in as many lines as needed; only a part longer than a line is broken."""
     lines: list[str] = []
     for part in map(printable, parts):
-        longer = f"{lines[-1]} · {part}" if lines else part
-        if lines and len(longer) <= width:
+        if lines and len(longer := f"{lines[-1]} · {part}") <= width:
             lines[-1] = longer
         else:
             lines.append(part)
@@ -300,15 +290,11 @@ def print_rows(
 
 def plain(value: Any) -> str:
     """Returns the text of a cell: lists joined, mappings as ``key value`` pairs, empty for ``None``."""
-    if value is None:
-        return ""
     if isinstance(value, Mapping):
         return " ".join(f"{key} {plain(part)}" for key, part in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(plain, value))
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def training_progress(progress: Progress | None) -> Callable[[str], Callable[..., None] | None]:

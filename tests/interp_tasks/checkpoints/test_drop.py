@@ -177,7 +177,7 @@ def test_a_step_between_two_logged_values() -> None:
     assert detect_drop(range(0, 400, 10), values, "up") == Drop(190, 200, 0.0, 1.0, 200, (190, 200))
 
 
-def test_missing_values_are_skipped() -> None:
+def test_missing_values_are_skipped_and_wrong_arguments_refused() -> None:
     steps, values = logged(DROPS["plateau and drop"][0], "every 100", 0.0)
     expected = detect_drop(steps, values, "down")
     holes: list[float | None] = list(values)
@@ -187,9 +187,6 @@ def test_missing_values_are_skipped() -> None:
     assert found is not None
     assert (found.onset, found.end) == (expected.onset, expected.end)
     assert detect_drop(steps, [None] * len(steps), "down") is None
-
-
-def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="2 steps and 1 values"):
         detect_drop([0, 1], [1.0], "down")
     with pytest.raises(ValueError, match="must ascend"):

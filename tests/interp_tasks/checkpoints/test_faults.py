@@ -155,28 +155,32 @@ def test_what_is_wrong_with_a_checkpoint_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "line", [b'{"step": 1, "x": ' + b"[" * 100_000, b'{"step": -1}', b'{"step": 9007199254740993}']
-)
-def test_a_log_that_no_trainer_wrote(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0}\n' + line + b"\n")
-    with pytest.raises(UserError, match=r"metrics\.jsonl is mangled: line 2"):
-        read_metrics(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "change",
+    ("name", "content", "said"),
     [
-        {"peak_memory": {"process": "much"}},
-        {"resumed": 3},
-        {"drop_metric": {"name": ["loss"]}},
-        {"published_drop": {"pre": "early"}},
-        {"preset": []},
+        *(
+            ("metrics.jsonl", b'{"step": 0}\n' + line + b"\n", r"metrics\.jsonl is mangled: line 2")
+            for line in (
+                b'{"step": 1, "x": ' + b"[" * 100_000,
+                b'{"step": -1}',
+                b'{"step": 9007199254740993}',
+            )
+        ),
+        *(
+            ("run.json", json.dumps({"config": {}, field: value}).encode(), f"'{field}' is of the wrong kind")
+            for field, value in (
+                ("peak_memory", {"process": "much"}),
+                ("resumed", 3),
+                ("drop_metric", {"name": ["loss"]}),
+                ("published_drop", {"pre": "early"}),
+                ("preset", []),
+            )
+        ),
     ],
 )
-def test_a_run_of_a_wrong_form(tmp_path: Path, change: dict[str, Any]) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"config": {}, **change}))
-    with pytest.raises(UserError, match=f"run.json is mangled: '{next(iter(change))}' is of the wrong kind"):
-        read_run(tmp_path)
+def test_what_no_trainer_wrote(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        read_run(tmp_path) if name == "run.json" else read_metrics(tmp_path)
 
 
 def test_a_config_its_task_refuses(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "seeds" / "notes").mkdir()
     write_checkpoint(tmp_path / "lone", 77)
     write_run(tmp_path / "fresh", [])
+    (tmp_path / "model.pt").touch()
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").touch()
     write_run(tmp_path / "package" / "small", [0, 5])
     write_run(tmp_path / "package" / "large", [0, 50])
     (tmp_path / "package" / "__pycache__").mkdir()
@@ -165,20 +168,13 @@ def test_a_pattern_of_the_zoo_leaves_out_runs_that_ship_their_log_alone(place: P
     assert complaint("zoo:log-*") == f"zoo:log-1 {alone}"
 
 
-def test_weights_of_others(place: Path) -> None:
-    (place / "model.pt").touch()
-    (place / "llama").mkdir()
-    (place / "llama" / "config.json").touch()
-    message = "model.pt is a file, no run or checkpoint folder: interp-run runs import model.pt --out RUN"
-    assert complaint("model.pt").startswith(message)
-    assert complaint("model.pt@last").startswith(message)
-    assert "interp-run runs import llama --out RUN" in complaint("llama")
-
-
 @pytest.mark.parametrize(
     ("ref", "expected"),
     [
         ("fresh", "fresh has no checkpoints yet"),
+        ("model.pt", "is a file, no run or checkpoint folder: interp-run runs import model.pt --out RUN"),
+        ("model.pt@last", "interp-run runs import model.pt --out RUN"),
+        ("llama", "interp-run runs import llama --out RUN"),
         ("", "an empty checkpoint reference"),
         ("  ", "an empty checkpoint reference"),
         ("@last", "names no run before the @"),
@@ -267,13 +263,12 @@ def test_a_compressed_log_is_read_like_another(place: Path) -> None:
     assert [line["step"] for line in read_metrics(run)] == [7], "the one that is written to goes first"
     (run / METRICS_FILE).unlink()
     assert (read_metrics(run), find_marks(run)) == (plain, marks)
-    first = (run / "metrics.jsonl.xz").read_bytes()
-    for content in (first[:-9], first[:40] + b"x" + first[41:], b"no xz"):
-        (run / "metrics.jsonl.xz").write_bytes(content)
-        assert "metrics.jsonl.xz is mangled: " in complaint("packed@pre")
     (run / f"{CLOCK_FILE}.xz").write_bytes(lzma.compress(b'{"step": 4, "seconds": 1.5}\n'))
     assert read_clock(run) == {4: 1.5}
-    (run / "clock.jsonl.xz").write_bytes(b"no xz")
+    for log in (METRICS_FILE, CLOCK_FILE):
+        whole = (run / f"{log}.xz").read_bytes()
+        (run / f"{log}.xz").write_bytes(whole[:40] + b"x" + whole[41:])
+    assert "metrics.jsonl.xz is mangled: " in complaint("packed@pre")
     assert read_clock(run) == {}
 
 
@@ -283,13 +278,13 @@ def test_published_steps_stand_at_paper_scale(place: Path) -> None:
     write_run(place / "paper", STEPS, drop_metric=metric, preset="paper", published_drop=published)
     assert find_marks(place / "paper") == published
     assert steps_of("paper@pre,post") == [4, 3000]
-    partly = write_run(place / "partly", STEPS, drop_metric=metric, preset="paper", published_drop={"pre": 4})
-    write_metrics(partly)
-    assert find_marks(partly)["pre"] == 4
-    assert find_marks(partly)["onset"] == 1000
-    small = write_run(place / "cpu", STEPS, drop_metric=metric, preset="cpu", published_drop=published)
-    write_metrics(small)
-    assert find_marks(small)["pre"] == 300
+    for name, preset, kept, expected in (
+        ("partly", "paper", {"pre": 4}, (4, 1000)),
+        ("cpu", "cpu", published, (300, 1000)),
+    ):
+        run = write_run(place / name, STEPS, drop_metric=metric, preset=preset, published_drop=kept)
+        write_metrics(run)
+        assert (find_marks(run)["pre"], find_marks(run)["onset"]) == expected
     write_run(place / "short", [0, 4], drop_metric=metric, preset="paper", published_drop=published)
     assert "short has no checkpoint at step 3000: the nearest are 4" in complaint("short@post")
 

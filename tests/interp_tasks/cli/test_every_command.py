@@ -38,10 +38,10 @@ CALLS = {
     "runs zoo": [""],
     "runs checkpoints": [f"--ckpt {RUN}"],
     "runs import": ["w.pth --out run --task modular-addition --set task.p=5"],
-    "tasks cost": ["modular-addition --rate 20", "matrix-completion --rate 20 --set train.grokfast=ema"],
+    "tasks cost": ["matrix-completion --rate 20 --set train.grokfast=ema"],
     "tasks data": ["miiii --set task.p=11"],
     "train": ["modular-addition --set task.p=5 --set train.steps=2 --seeds 0:2"],
-    "grid": ["few.toml --dry-run", "few.toml --dry-run --rate 20", "few.toml --executor serial"],
+    "grid": ["few.toml --dry-run --rate 20", "few.toml --executor serial"],
     "runs search": [
         "modular-addition --trials 2 --vary train.learning_rate=0.001,0.01 --set train.steps=2 --set task.p=5"
     ],
@@ -50,7 +50,7 @@ CALLS = {
     "modular generalisation": [f"--ckpt {MIIII}"],
     "modular gradients": ["--ckpt zoo:miiii-113-paper"],
     "modular prime-order": [f"--ckpt {MIIII}"],
-    "ablation": [f"--ckpt {MC} --samples 8 --heads each", f"--ckpt {MC} --samples 8 --heads all"],
+    "ablation": [f"--ckpt {MC} --samples 8 --heads each"],
     "heads": [f"--ckpt {MC} --samples 8"],
     "transplant": [f"--ckpt {MC} --source {RUN}@pre --samples 8"],
     "patch": [f"--ckpt {MC} --source negated --samples 8"],
