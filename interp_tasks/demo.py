@@ -62,17 +62,15 @@ class Outcome:
     """A shipped run with its log and task, and what edits of all heads do to it.
 
     Attributes:
-        steps: of its checkpoints.
         result: uniform attention before and after its drop.
-        picture: what every checkpoint makes of one example.
+        pictures: by the step of every checkpoint, what it makes of one example.
     """
 
     log: Run
     task: Any
     width: int
-    steps: Sequence[int]
     result: Result
-    picture: Any
+    pictures: Mapping[int, plotly.graph_objects.Figure]
 
     def row(self, mark: str, metric: str, intervention: str = "uniform") -> dict[str, Any]:
         """Returns the one row of a checkpoint (``pre`` or ``post``), metric and edit."""
@@ -85,41 +83,6 @@ class Outcome:
     def turn(self) -> str:
         """What the sudden change of its metric is: an error drops, a share of right answers rises."""
         return "drop" if self.log.direction == "down" else "rise"
-
-
-@dataclass(frozen=True)
-class Completed:
-    """A matrix and its completions, the one whose error after training is the median.
-
-    Attributes:
-        truth, hidden: the matrix and where it is blank, ``[row column]``.
-        outputs: of each checkpoint as it is and with uniform attention in all heads, ``[checkpoint 2 row column]``.
-    """
-
-    truth: Array
-    hidden: NDArray[np.bool_]
-    outputs: Array
-
-    def error(self, checkpoint: int, edit: int) -> float:
-        """Returns the mean squared error at the blanks, NaN where there is none."""
-        errors = ((self.outputs[checkpoint, edit] - self.truth) ** 2)[self.hidden]
-        return float(errors.mean()) if errors.size else float("nan")
-
-
-@dataclass(frozen=True)
-class Added:
-    """A sum of two numbers and its answers.
-
-    Attributes:
-        right: their sum modulo ``modulus``.
-        answers: of each checkpoint as it is and with uniform attention in all heads, ``[checkpoint 2]``.
-        looks: attention from the last position ``[checkpoint 2 head key]``.
-    """
-
-    operands: Sequence[int]
-    right: int
-    answers: NDArray[np.integer]
-    looks: Array
 
 
 @dataclass(frozen=True)
@@ -140,35 +103,42 @@ def check_runs() -> None:
 def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> Demo:
     """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."""
     examples = Examples(samples=samples, seed=seed, progress=progress)
+    truth, hidden, made = complete(MATRIX_RUN, examples)
+    matrices = {step: matrix_figure(truth, hidden, each) for step, each in made.items()}
     return Demo(
-        measured(MATRIX_RUN, [None], complete, examples),
-        measured(MODULAR_RUN, [None, (0, 1)], add, examples),
+        measured(MATRIX_RUN, [None], matrices, examples),
+        measured(MODULAR_RUN, [None, (0, 1)], add(MODULAR_RUN, examples), examples),
     )
 
 
 def measured(
-    run: str,
-    keys: Sequence[Sequence[int] | None],
-    picture: Callable[[str, Examples], Any],
-    examples: Examples,
+    run: str, keys: Sequence[Sequence[int] | None], pictures: Mapping[int, Any], examples: Examples
 ) -> Outcome:
     """Returns what uniform attention in all heads does before and after a run's drop, over all keys or over some."""
     from interp_tasks import experiments
 
-    steps, drawn = picture(run, examples)
     refs = [f"{run}@{mark}" for mark in WHEN]
     given: Any = {"samples": examples.samples, "seed": examples.seed}
     results = [experiments.ablation(refs, keys=some, **given) for some in keys]
     (log,) = read_runs(run)
     width = resolve(refs[-1])[0].meta["model"]["d_model"]
-    return Outcome(log, task_of_run(log), width, steps, join(results), drawn)
+    return Outcome(log, task_of_run(log), width, join(results), pictures)
 
 
-def complete(run: str, examples: Examples) -> tuple[list[int], Completed]:
-    """Returns what every checkpoint of a run completes a matrix to, the one of median error after training."""
+def passes(model: Any, tokens: Any, **options: Any) -> list[Any]:
+    """Returns what a model makes of tokens as it is, and with uniform attention in all heads."""
+    from circuits import ablate, run
+
+    return [run(model, tokens, *edits, **options) for edits in ((), (ablate.uniform("all"),))]
+
+
+def complete(run: str, examples: Examples) -> tuple[Array, NDArray[np.bool_], dict[int, list[Array]]]:
+    """Returns a matrix, the one whose error after training is the median, where it is blank, and its completions.
+
+    Those are of every checkpoint, by its step: as it is and with uniform attention in all heads.
+    """
     import numpy as np
 
-    from circuits import ablate
     from circuits import run as run_model
 
     (last,) = subjects(f"{run}@last", examples)
@@ -180,37 +150,30 @@ def complete(run: str, examples: Examples) -> tuple[list[int], Completed]:
     ranked = np.argsort((sums / counts).double().numpy(), kind="stable")
     median = batch[[int(ranked[len(ranked) // 2])]]
     shape = tuple(len(axis.values) for axis in task.grid_axes())
-    steps, outputs = [], []
-    for subject in subjects(f"{run}@all", examples):
-        steps.append(subject.checkpoint.step)
-        passes = [run_model(subject.model, median.tokens, *edits) for edits in ((), (ablate.uniform("all"),))]
-        outputs.append([each[0, :, 0].double().numpy().reshape(shape) for each in passes])
-    truth, hidden = median.targets.double().numpy(), median.extras["hidden"].numpy()
-    return steps, Completed(truth.reshape(shape), hidden.reshape(shape), np.array(outputs))
+    truth = median.targets.double().numpy().reshape(shape)
+    hidden = median.extras["hidden"].numpy().reshape(shape)
+    made = {
+        subject.checkpoint.step: [
+            each[0, :, 0].double().numpy().reshape(shape) for each in passes(subject.model, median.tokens)
+        ]
+        for subject in subjects(f"{run}@all", examples)
+    }
+    return truth, hidden, made
 
 
-def add(run: str, examples: Examples) -> tuple[list[int], Added]:
-    """Returns what the checkpoints of a run answer to the first sum of a sample, and where their heads look."""
-    import numpy as np
-
-    from circuits import ablate
-    from circuits import run as run_model
-
-    steps, answers, looks, first = [], [], [], None
+def add(run: str, examples: Examples) -> dict[int, plotly.graph_objects.Figure]:
+    """Draws what the checkpoints of a run answer to the first sum of a sample, and where their heads look."""
+    drawn = {}
     for subject in subjects(f"{run}@all", examples):
         assert subject.batch is not None
-        steps.append(subject.checkpoint.step)
-        first = subject.batch[:1]
-        passes = [
-            run_model(subject.model, first.tokens, *edits, cache=["pattern.0"])
-            for edits in ((), (ablate.uniform("all"),))
+        first, modulus = subject.batch[:1], subject.task.p  # type: ignore[union-attr]  # of modular addition
+        made = [
+            (int(output[0, -1, :modulus].argmax()), kept["pattern.0"][0, :, -1].double().numpy())
+            for output, kept in passes(subject.model, first.tokens, cache=["pattern.0"])
         ]
-        modulus: Any = subject.task.p  # type: ignore[union-attr]  # of modular addition
-        answers.append([int(output[0, -1, :modulus].argmax()) for output, _ in passes])
-        looks.append([kept["pattern.0"][0, :, -1].double().numpy() for _, kept in passes])
-    assert first is not None
-    operands = first.extras["operands"][0].tolist()
-    return steps, Added(operands, int(first.targets[0]), np.array(answers), np.array(looks))
+        operands = first.extras["operands"][0].tolist()
+        drawn[subject.checkpoint.step] = attention_figure(operands, int(first.targets[0]), made)
+    return drawn
 
 
 def guessing(outcome: Outcome) -> float:
@@ -291,8 +254,8 @@ def demo_page(found: Demo) -> Page:
 
 def matrix_chapter(outcome: Outcome) -> list[Section]:
     """Returns the chapter of the page about matrix completion."""
-    completed, task = outcome.picture, outcome.task
-    rows, columns = completed.truth.shape
+    task = outcome.task
+    rows, columns = (len(axis.values) for axis in task.grid_axes())
     published, level = type(task).Model().d_model, guessing(outcome)  # the task's defaults are the paper's
     before, after, given = (
         outcome.row(mark, metric)
@@ -323,11 +286,10 @@ def matrix_chapter(outcome: Outcome) -> list[Section]:
     given_entries = Curve("mse_observed", *log.finite("mse_observed"), None)
     curves = {"blanks": log.curve("mse_masked"), "given entries": given_entries}
     panels = {"at the blanks; dashed: always 0": "mse_masked", "at the given entries": "mse_observed"}
-    pictured = over_steps(outcome, lambda at: matrix_figure(completed, at))
     return [
         Text(intro, "Filling in the blanks of a matrix"),
         Figure(curve_figure(outcome, curves, level, ERROR), "Error over training", loss),
-        Figure(pictured, "A matrix, and what the model makes of it", picture),
+        Figure(over_steps(outcome), "A matrix, and what the model makes of it", picture),
         *edited_sections(outcome, panels, level, ERROR, errors),
     ]
 
@@ -355,11 +317,10 @@ def sum_chapter(outcome: Outcome) -> list[Section]:
         f"{operands['value']:.1%}."
     )
     looks = "Where each head looks when the model answers this sum, and with uniform attention in all heads."
-    pictured = over_steps(outcome, lambda at: attention_figure(outcome.picture, at))
     return [
         Text(intro, "Adding two numbers"),
         Figure(curve_figure(outcome, curves, chance, SHARE), "Right answers over training", rise),
-        Figure(pictured, "Attention of every head and the answer", looks, width=BARS_WIDTH),
+        Figure(over_steps(outcome), "Attention of every head and the answer", looks, width=BARS_WIDTH),
         *edited_sections(outcome, {f"dashed: chance, {chance:.1%}": "accuracy"}, chance, SHARE, answers),
     ]
 
@@ -391,13 +352,11 @@ def course(outcome: Outcome, what: str, shown: Callable[[float], str]) -> str:
     )
 
 
-def over_steps(outcome: Outcome, at: Callable[[int], Any]) -> Any:
-    """Returns a figure of each checkpoint behind a slider, which names the marks around the drop."""
+def over_steps(outcome: Outcome) -> plotly.graph_objects.Figure:
+    """Returns the pictures behind a slider, which names the marks around the drop."""
     marks = find_marks(outcome.log.path, outcome.log.name)
-    labels = step_labels(
-        outcome.steps, {MARKS[mark].format(outcome.turn): step for mark, step in marks.items()}
-    )
-    return stepped({label: at(index) for index, label in enumerate(labels)})
+    named = {MARKS[mark].format(outcome.turn): step for mark, step in marks.items()}
+    return stepped(dict(zip(step_labels([*outcome.pictures], named), outcome.pictures.values(), strict=True)))
 
 
 def curve_figure(
@@ -411,32 +370,34 @@ def curve_figure(
     return figure.update_yaxes(tickformat=".0%") if outcome.turn == "rise" else figure
 
 
-def matrix_figure(completed: Completed, step: int) -> plotly.graph_objects.Figure:
-    """Returns a matrix with its blanks, the whole one, and what a checkpoint makes of it as it is and edited."""
+def matrix_figure(
+    truth: Array, hidden: NDArray[np.bool_], made: Sequence[Array]
+) -> plotly.graph_objects.Figure:
+    """Draws a matrix with its blanks, the whole one, and what a checkpoint makes of it as it is and edited."""
     import numpy as np
 
     from circuits.figures.layout import draw
 
-    hidden, truth = completed.hidden, completed.truth
     shown = {
         f"Given: {int(hidden.sum())} of {hidden.size} are blank": np.where(hidden, np.nan, truth),
         "The truth": truth,
     }
-    for edit, name in enumerate(("Filled in", UNIFORM.capitalize())):
-        error = three_digits(completed.error(step, edit))
-        shown[f"{name}: error {error}"] = completed.outputs[step, edit]
+    for output, name in zip(made, ("Filled in", UNIFORM.capitalize()), strict=True):
+        errors = ((output - truth) ** 2)[hidden]
+        error = three_digits(float(errors.mean()) if errors.size else float("nan"))
+        shown[f"{name}: error {error}"] = output
     largest = float(abs(truth).max())
     return draw([matrix_panel(values, hidden, title, largest) for title, values in shown.items()], columns=2)
 
 
-def matrix_panel(values: np.ndarray, hidden: np.ndarray, title: str, largest: float) -> Panel:
+def matrix_panel(values: Array, hidden: NDArray[np.bool_], title: str, largest: float) -> Panel:
     """Returns a matrix as coloured cells with its numbers, those at blanks in bold."""
+    import numpy as np
+
     from circuits.figures.panels import heat
 
-    text = [
-        ["" if value != value else f"<b>{value:.2f}</b>" if blank else f"{value:.2f}" for value, blank in row]
-        for row in (zip(*rows, strict=True) for rows in zip(values, hidden, strict=True))
-    ]
+    text = np.vectorize("{:.2f}".format, otypes=[object])(values)
+    text = np.where(np.isnan(values), "", np.where(hidden, "<b>" + text + "</b>", text)).tolist()
     axes: dict[str, Any] = {"across": "column", "down": "row", "text": text, "bar": False}
     return heat(values, title, unit="entry", signed=True, end=largest, width=230, **axes)
 
@@ -480,24 +441,21 @@ def bars_figure(
     return figure.update_yaxes(tickformat=".0%") if shares else figure
 
 
-def attention_figure(added: Added, step: int) -> plotly.graph_objects.Figure:
-    """Returns where each head looks when the model answers a sum, as it is and under uniform attention."""
+def attention_figure(
+    operands: Sequence[int], right: int, made: Sequence[tuple[int, Array]]
+) -> plotly.graph_objects.Figure:
+    """Draws where each head looks when the model answers a sum, as it is and under uniform attention."""
     import pandas
 
     from circuits.figures.layout import draw
     from circuits.figures.panels import heat
 
-    a, b = added.operands
-    panels = []
-    for edit, name in enumerate((TRAINED, UNIFORM)):
-        given, looks = int(added.answers[step, edit]), added.looks[step, edit]
-        judged = "right" if given == added.right else f"wrong: it is {added.right}"
+    (a, b), panels = operands, []
+    for name, (given, looks) in zip((TRAINED, UNIFORM), made, strict=True):
+        judged = "right" if given == right else f"wrong: it is {right}"
         table = pandas.DataFrame(looks, columns=[f"a = {a}", f"b = {b}", "="][-looks.shape[1] :])
         title = f"{name.capitalize()}: {a} + {b} = {given}, {judged}"
-        axes: dict[str, Any] = {
-            "across": "attention from the last token to",
-            "down": "head",
-            "bar": bool(edit),
-        }
-        panels.append(heat(table, title, unit="attention", end=1.0, width=240, row=40, **axes))
+        axes: dict[str, Any] = {"across": "attention from the last token to", "down": "head"}
+        bar = name == UNIFORM
+        panels.append(heat(table, title, unit="attention", end=1.0, width=240, row=40, bar=bar, **axes))
     return draw(panels, columns=2)

@@ -81,7 +81,7 @@ class Snapshot:
     Attributes:
         part: of a mixture, by name; else empty.
         config: of the model.
-        unedited: a row per metric, with its interval.
+        unedited: a row per metric, with its interval; none without a task.
         effects: tidy rows: each head alone, each layer's heads, all heads, under each of ``MODES``.
         maps: mean attention ``[layer head query key]``.
     """
@@ -122,43 +122,44 @@ class Report:
 
     def headlines(self) -> list[dict[str, str]]:
         """Returns the settings and the main numbers, rows with ``quantity`` and ``value``."""
-        return [{"quantity": name, "value": value} for name, value in self._headlines()]
-
-    def _headlines(self) -> Iterator[tuple[str, str]]:
         last, steps = self.snapshots[-1], sorted({each.step for each in self.snapshots})
-        yield "task", "tokens of your own" if last.task is None else str(last.task.name)
+        model, train = last.config, {} if self.run is None else self.run.config.get("train", {})
         settings = {} if last.task is None else last.task.model_dump(mode="json", exclude_defaults=True)
-        yield from ((f"task, {name}", str(value)) for name, value in settings.items() if value is not None)
-        model = last.config
         mlp = "no MLPs" if model.attn_only else f"MLPs {model.d_mlp} wide"
-        yield "model", f"{model.n_layers} × {model.n_heads} heads, {model.d_model} wide, {mlp}"
+        told = {
+            "task": "tokens of your own" if last.task is None else str(last.task.name),
+            **{f"task, {name}": str(value) for name, value in settings.items() if value is not None},
+            "model": f"{model.n_layers} × {model.n_heads} heads, {model.d_model} wide, {mlp}",
+            **{
+                f"training, {key.replace('_', ' ')}": str(train[key])
+                for key in TOLD
+                if train.get(key) is not None
+            },
+        }
         if self.run is not None:
-            train = self.run.config.get("train", {})
-            told = [key for key in TOLD if train.get(key) is not None]
-            yield from ((f"training, {key.replace('_', ' ')}", str(train[key])) for key in told)
-            yield "trained for", f"{self.run.last_step or 0:,} steps"
+            told["trained for"] = f"{self.run.last_step or 0:,} steps"
         span = f"steps {steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"step {steps[0]:,}"
-        yield "checkpoints shown", f"{len(steps)}, {span}"
+        told["checkpoints shown"] = f"{len(steps)}, {span}"
         if self.curve is not None:
             metric, drop = self.curve.metric, self.curve.drop
             sudden = f"{'rise' if 'accuracy' in metric else 'drop'} of {metric}"
-            yield sudden, "none found" if drop is None else f"steps {drop.onset:,} to {drop.end:,}"
+            told[sudden] = "none found" if drop is None else f"steps {drop.onset:,} to {drop.end:,}"
             if drop is not None:
-                levels = [metric_text(metric, each) for each in (drop.plateau, drop.final)]
-                yield "half-way at", f"step {drop.crossing:,}"
-                yield "before and after", " and ".join(levels)
-        for row in last.unedited.to_dict("records") if last.task is not None else []:
-            yield f"last {row['metric']}", row_text(row)
+                told["half-way at"] = f"step {drop.crossing:,}"
+                levels = (metric_text(metric, each) for each in (drop.plateau, drop.final))
+                told["before and after"] = " and ".join(levels)
         first = last.effects[last.effects["metric"] == last.effects["metric"].iloc[0]]
-        for row in first[first["variant"] == ALL].to_dict("records"):
-            yield f"{row['metric']}, all heads {row['intervention']}", row_text(row)
         alone = first[first["head"].notna() & (first["intervention"] == "zero") & first["effect"].notna()]
-        for row in (
-            alone.sort_values("effect", key=abs, ascending=False, kind="stable").head(2).to_dict("records")
+        strongest = alone.sort_values("effect", key=abs, ascending=False, kind="stable").head(2)
+        for frame, name in (
+            (last.unedited, "last {metric}"),
+            (first[first["variant"] == ALL], "{metric}, all heads {intervention}"),
+            (strongest, "{metric}, head {variant} zero"),
         ):
-            yield f"{row['metric']}, head {row['variant']} zero", row_text(row)
+            told |= {name.format_map(row): row_text(row) for row in frame.to_dict("records")}
+        return [{"quantity": name, "value": value} for name, value in told.items()]
 
-    def page(self, title: str | None = None) -> Page:
+    def page(self) -> Page:
         """Returns one self-contained page: main numbers, training, effects and attention by checkpoint."""
         import pandas
 
@@ -186,7 +187,7 @@ class Report:
                 Figure(attention_figure(of_part, labels), f"Attention{of}", ATTENTION),
             ]
         sections += [effects_table(self.snapshots), metrics_table(self.snapshots)]
-        return Page(title or f"Report on {self.name}", sections, self.config)
+        return Page(f"Report on {self.name}", sections, self.config)
 
     def marks(self) -> Mapping[str, int]:
         """Returns the steps of the checkpoints around the drop; none where there is no drop."""
@@ -250,18 +251,10 @@ def snapshot(subject: LoadedCheckpoint) -> Snapshot:
     from circuits import patterns
     from interp_tasks.experiments._runs import at_checkpoint
 
-    effects, step = effects_of(subject), int(subject.labels["step"])
-    if subject.task is not None:
-        unedited = list(at_checkpoint(subject.stored.label, subject))
-    else:
-        # Without a task, lines begin at the unedited output's distance from itself.
-        first = effects.drop_duplicates("metric")
-        unedited = [
-            {"step": step, "metric": row["metric"], "value": row["baseline"]}
-            for row in first.to_dict("records")
-        ]
+    unedited = [] if subject.task is None else list(at_checkpoint(subject.stored.label, subject))
     part = str(subject.labels["ref"]).removeprefix(subject.stored.label).strip(" ()")
     maps = patterns.attention(subject.model, subject.tokens).mean.numpy()
+    step, effects = int(subject.labels["step"]), effects_of(subject)
     return Snapshot(step, part, subject.task, subject.model.cfg, pandas.DataFrame(unedited), effects, maps)
 
 
@@ -272,7 +265,7 @@ def effects_of(subject: LoadedCheckpoint) -> pandas.DataFrame:
     every = heads("all", subject.model)
     chosen = {str(head): (head,) for head in every} | by_layer(every) | {ALL: every}
     edits = {
-        (mode, label): edit
+        f"{mode} {label}": edit
         for mode in MODES
         for label, edit in HeadEdit.parse(mode).on(subject, chosen).items()
     }
@@ -283,12 +276,9 @@ def effects_of(subject: LoadedCheckpoint) -> pandas.DataFrame:
             values = task.metrics(output, batch)
             return {name: values[name] for name in shown_metrics(values, task.drop_metric.name)}
 
-    names = {" ".join(each): each for each in edits}
-    variants = {name: edits[each] for name, each in names.items()}
-    frame = run_sweep(
-        subject, variants, {name: mode for name, (mode, _) in names.items()}, metric, subject.batch
-    ).frame
-    frame = frame.assign(variant=[names[name][1] for name in frame["variant"]])
+    modes = {name: name.partition(" ")[0] for name in edits}
+    frame = run_sweep(subject, edits, modes, metric, subject.batch).frame
+    frame = frame.assign(variant=[name.partition(" ")[2] for name in frame["variant"]])
     return tidy(labelled(frame, {"experiment": "ablation", "n_runs": 1, **subject.labels}))
 
 
@@ -415,7 +405,7 @@ def metrics_table(snapshots: Sequence[Snapshot]) -> Section:
     import pandas
 
     frame, title = pandas.concat([each.unedited for each in snapshots]), "Metrics at every checkpoint"
-    if "value_ci_low" not in frame:
+    if frame.empty:
         return Text("No metrics: the checkpoints name no task.", title)
     columns = [
         Column("step", "step"),

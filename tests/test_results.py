@@ -15,12 +15,11 @@ import pytest
 
 from interp_tasks.cli.commands.reproduce import print_claims
 from interp_tasks.published import papers, read_paper
-from interp_tasks.published.paper import parse_paper
 from interp_tasks.reproduction import check_records
-from interp_tasks.reproduction.measurement import all_jobs, is_recorded
+from interp_tasks.reproduction.measurement import all_jobs
 from interp_tasks.reproduction.page import headlines_markdown, our_number
 from interp_tasks.reproduction.records import method_of, read_file, read_records, shipped_file
-from interp_tasks.reproduction.reproduction import NUMBERS as VERDICT_NUMBERS
+from interp_tasks.reproduction.reproduction import NUMBERS
 
 DOCS = Path(__file__).parents[1] / "docs"
 CIRCUITS = DOCS / "results" / "circuits.md"
@@ -65,7 +64,7 @@ def test_the_headlines_of_each_paper_stand_on_one_page():
 def test_every_claim_is_decided_from_measurements_that_ship(name):
     found = results.judged(name)
     assert found.errors == ()
-    assert {each.claim.id for each in found.outcomes} == {claim.id for claim in found.paper.claim}
+    assert set(found.frame["claim"]) == {claim.id for claim in found.paper.claim}
     stored = read_file(shipped_file(name))
     methods = {study.id: method_of(study) for study in found.paper.study}
     assert {key: record.method for key, record in stored.items()} == {key: methods[key[0]] for key in stored}
@@ -102,7 +101,7 @@ def test_the_records_are_of_the_shipped_runs(name, study):
     one = paper.model_copy(update={"claim": claims, "study": (asked,), "run": (first,)})
     jobs = all_jobs(one, "cpu", "runs", ())
     assert jobs
-    assert all(is_recorded(job, read_records(paper)) for job in jobs)
+    assert all(job.is_recorded(read_records(paper)) for job in jobs)
     assert check_records(one) == []
 
 
@@ -121,88 +120,62 @@ def test_claims_stand_in_80_columns(name, monkeypatch, capsys):
         assert claim.id in names, claim.id
 
 
-#: A paper of two claims, and what became of them: every kind of cell.
-PAPER = parse_paper(
-    {
-        "paper": {"name": "small", "title": "Small", "citation": "Nobody 2020"},
-        "row": {"1": {"title": "First", "where": "figure 1"}, "2": {"title": "Second", "note": "No."}},
-        "runs": {"core": [{"name": "a", "preset": "cpu", "task": "modular-addition", "hours": 0.1}]},
-        "study": {
-            "s": {
-                "row": 1,
-                "experiment": "ablation",
-                "at": ["post"],
-                "source": "section 1",
-                "published": "a | b",
-                "where": {"metric": "accuracy"},
-                "claim": {
-                    key: {"says": f"It {key}.", "headline": key == "falls", "rule": {"per": "baseline", "below": 0.5}}
-                    for key in ("falls", "stays")
-                },
-            }
-        },
-    },
-    "small.toml",
-)  # fmt: skip
-
-
-#: Numbers of an outcome, as `Reproduction.frame` has them.
-NUMBERS = VERDICT_NUMBERS
+FALLS, STAYS, *_ = (claim for claim in read_paper("nanda").claim if claim.headline)
 
 
 def row(**changes):
-    return {
-        "claim": "falls",
-        "rule": PAPER.claim[0].rule,
+    """A row of a table of verdicts, on the first headline of a paper."""
+    about = {
+        "claim": FALLS.id,
         "run": "a",
         "n_runs": 3,
         "verdict": "undecided",
-        "what": "of the unedited",
-        "reason": "",
-        "command": "",
-        "runs": [],
-        "headline": changes.get("claim", "falls") == "falls",
-        **dict.fromkeys(NUMBERS),
-        **changes,
+        "what": "of it",
+        "headline": True,
     }
-
-
-ROWS = [
-    row(value=0.123456789, value_ci_low=-1 / 3, value_ci_high=2e-9, verdict="held", p_holm=0.04321, untrained=1.5),
-    row(run="b", at_least=0.25, at_most=0.75, reason="a|b", runs=[{"run": "b", "value": None}], n_runs=1),
-    row(claim="stays", value=123456.7, shuffled=0.0, runs=[{"run": "a", "value": 0.1}, {"run": "b", "value": 2.0}]),
-    row(claim="stays", run="c", verdict="not run", n_runs=0, hours=2.5, reason="not trained"),
-]  # fmt: skip
+    return {**about, **dict.fromkeys(NUMBERS, math.nan), **changes}
 
 
 def test_headlines_have_every_kind_of_cell():
-    frame = [
-        {**each, **{name: math.nan for name in NUMBERS if each[name] is None}}  # as in a table of pandas
-        for each in ROWS
-    ]
-    told = headlines_markdown(PAPER, frame)
-    cells = (
-        "a \\| b | 0.1235 of the unedited | 3 | [-0.333, 2.00e-09] | **held** (p 0.043 after Holm) | 1.5 |"
+    one = row(
+        value=0.123456789,
+        value_ci_low=-1 / 3,
+        value_ci_high=2e-9,
+        verdict="held",
+        p_holm=0.04321,
+        untrained=1.5,
     )
+    other = row(run="b", at_least=0.25, at_most=0.75, n_runs=1, shuffled=0.0)
+    lacking = row(claim=STAYS.id, run="c|d", verdict="not run", n_runs=0, hours=2.5)
+    paper = read_paper("nanda")
+    said = f"| {FALLS.says} (`a`) | {FALLS.published} |"
+    cells = "0.1235 of it | 3 | [-0.333, 2.00e-09] | **held** (p 0.043 after Holm) | 1.5 |"
+    told = headlines_markdown(paper, [one, other, lacking]).splitlines()
     # Both conditions of the one headline, each named.
-    assert f"| It falls. (`a`) | {cells}" in told
-    assert "| It falls. (`b`) | a \\| b | 0.25 to 0.75 of the unedited | 1 | – | undecided | – |" in told
-    assert told.count("\n| ") == 2
-    untrained = [{**each, "verdict": "not run"} if each["run"] == "b" else each for each in frame]
-    assert f"| It falls. | {cells}" in headlines_markdown(PAPER, untrained)
-    assert headlines_markdown(PAPER, frame[2:]) == ""
+    assert told[2:] == [
+        f"{said} {cells}",
+        f"{said.replace('`a`', '`b`')} 0.25 to 0.75 of it | 1 | – | undecided | 0 shuffled |",
+        f"| {STAYS.says} | {STAYS.published} | – | – | – | not run, 2.5 h | – |",
+    ]
+    assert told[0].count("|") == told[1].count("|") == told[2].count("|")
+    # What is not trained stands among all claims, where the headline has another condition.
+    untrained = {**other, "verdict": "not run"}
+    assert f"{said.replace(' (`a`)', '')} {cells}" in headlines_markdown(paper, [one, untrained])
+    sized = headlines_markdown(paper, [one], {FALLS.id: {**one, "value": 7.0}})
+    assert f"{FALLS.published} | 7 of it (3) | 0.1235 of it |" in sized
+    assert headlines_markdown(paper, [{**one, "headline": False}]) == ""
 
 
 def test_bounds_stand_for_a_number_that_runs_end_too_soon_to_have():
     for bounds, shown in (
-        ((None, 0.5), "< 0.5 of it"),
+        ((math.nan, 0.5), "< 0.5 of it"),
         ((0.0, 0.5), "< 0.5 of it"),
         ((2000.0, None), "> 2000 of it"),
         ((0.0, None), "–"),
-        ((None, None), "–"),
+        ((None, math.nan), "–"),
     ):
         at_least, at_most = bounds
-        assert our_number(row(at_least=at_least, at_most=at_most, what="of it")) == shown
+        assert our_number(row(at_least=at_least, at_most=at_most)) == shown
     assert our_number(row(value=0.1, at_least=0.0, at_most=0.5, what="")) == "0.1"
 
 

@@ -12,7 +12,7 @@ from playwright.sync_api import sync_playwright
 
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve
-from interp_tasks.demo import MATRIX_RUN, Completed, complete, matrix_panel
+from interp_tasks.demo import MATRIX_RUN, complete, matrix_panel
 from interp_tasks.measurement.run_logs import Run, declared, read_runs
 from interp_tasks.measurement.subjects import Examples
 from interp_tasks.pages import Figure, Page
@@ -25,7 +25,7 @@ WIDTH, SCALE = 1060, 1.55
 BEFORE, AFTER = 4_000, 44_000
 
 
-def picture(log: Run, steps: list[int], completed: Completed) -> list[Figure]:
+def picture(log: Run) -> list[Figure]:
     """Returns the training curve with both steps, and what the model fills in at each of them."""
     level = declared(log, "plateau_levels")["mse_masked"]
     logged, values = log.points("mse_masked")
@@ -34,23 +34,21 @@ def picture(log: Run, steps: list[int], completed: Completed) -> list[Figure]:
     series = {"blanks": Series(logged, values, style={"mode": "lines"})}
     title = f"dashed: answering 0 at every blank, {level:.4f}; lines: steps {BEFORE:,} and {AFTER:,}"
     loss = draw([curve(series, title, x="training step", y="error at the blanks", height=150, lines=lines)])
-    before, after = (steps.index(step) for step in (BEFORE, AFTER))
-    hidden, largest = completed.hidden, float(abs(completed.truth).max())
+    truth, hidden, made = complete(MATRIX_RUN, Examples(samples=256))
     shown = {
-        f"the truth: the {hidden.sum()} bold entries are blank": completed.truth,
-        f"what it fills in at step {BEFORE:,}": completed.outputs[before, 0],
-        f"what it fills in at step {AFTER:,}": completed.outputs[after, 0],
-        "the same, every head made to look everywhere equally": completed.outputs[after, 1],
+        f"the truth: the {hidden.sum()} bold entries are blank": truth,
+        f"what it fills in at step {BEFORE:,}": made[BEFORE][0],
+        f"what it fills in at step {AFTER:,}": made[AFTER][0],
+        "the same, every head made to look everywhere equally": made[AFTER][1],
     }
-    panels = [matrix_panel(values, hidden, says, largest) for says, values in shown.items()]
+    panels = [matrix_panel(values, hidden, says, float(abs(truth).max())) for says, values in shown.items()]
     return [Figure(loss), Figure(draw(panels, columns=4, share_y=True))]
 
 
 def main() -> None:
     (log,) = read_runs(MATRIX_RUN)
-    steps, completed = complete(MATRIX_RUN, Examples(samples=256))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as player:
-        written = Page("", picture(log, steps, completed)).write(Path(folder) / "picture.html")
+        written = Page("", picture(log)).write(Path(folder) / "picture.html")
         browser = player.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         page = browser.new_page(viewport={"width": WIDTH, "height": 900}, device_scale_factor=SCALE)
         page.set_default_timeout(120_000)

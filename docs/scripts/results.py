@@ -19,11 +19,11 @@ def table(name: str) -> str:
     Where the runs of the published configuration are not those of our own table, they have a column of their own.
     """
     found = judged(name)
-    outcomes = found.frame().to_dict("records")
+    outcomes = found.frame.to_dict("records")
     runs = {each["run"] for each in outcomes}
     published_size = {
         each["claim"]: each
-        for each in reproduce(name, preset="paper").frame().to_dict("records")
+        for each in reproduce(name, preset="paper").frame.to_dict("records")
         if each["headline"] and each["run"] not in runs and each["verdict"] != "not run"
     }
     return headlines_markdown(found.paper, outcomes, published_size)

@@ -97,25 +97,6 @@ def rank_correlation_interval(correlation: float, n: int) -> Interval:
     return math.tanh(middle - half), math.tanh(middle + half)
 
 
-def fieller_interval(above: Sequence[float], below: Sequence[float]) -> Interval | None:
-    """Returns Fieller's interval of the ratio of two means over independent runs.
-
-    The degrees of freedom are of the smaller group, which is the careful choice. ``None`` where the divisor cannot be
-    told from 0 (the set is unbounded then), or a group has fewer than two runs.
-    """
-    fewest = min(len(above), len(below))
-    if fewest < 2 or not mean(below):
-        return None
-    t = t_quantile(1 - ALPHA / 2, fewest - 1)
-    ratio = mean(above) / mean(below)
-    above_variance, below_variance = (standard_error(values) ** 2 for values in (above, below))
-    g = t * t * below_variance / mean(below) ** 2
-    if g >= 1:
-        return None
-    half = t / abs(mean(below)) * math.sqrt(above_variance * (1 - g) + ratio * ratio * below_variance)
-    return (ratio - half) / (1 - g), (ratio + half) / (1 - g)
-
-
 def bounded_t_interval(bounds: Sequence[Interval]) -> Interval | None:
     """Returns an interval that covers the t interval wherever in their bounds the runs' numbers lie.
 

@@ -7,7 +7,9 @@ A claim's ``rule`` is about the rows that ``where`` picks; its ``per`` picks the
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from typing import Any, Literal, get_args
 
@@ -61,7 +63,6 @@ class TrainingRun(Section):
         seeds: ``"0:8"`` or ``"0,2"``, a run each, in ``NAME/seed-0``, ...
         recipe: the one that trains and ships it under its name, which then says task, preset and settings.
         hours: estimated training time, on two cores or (preset paper) on one large GPU.
-        untestable: why nothing that is said of trained models can be tested on it: it has stalled, say.
         published: whether it is the paper's own configuration. Headlines are decided and corrected on that alone where
             it is there; runs of other recipes are conditions beside it.
     """
@@ -75,7 +76,6 @@ class TrainingRun(Section):
     seeds: str | None = None
     recipe: str = ""
     hours: float = Field(gt=0)
-    untestable: str = ""
     published: bool = False
 
     @field_validator("seeds")
@@ -112,32 +112,18 @@ class Study(Section):
         at: marks or steps; REFs are ``RUN@mark``. Empty: the run itself.
         together: all runs of the role in one call; otherwise a call for each run, of several seeds for each seed.
         settings: keyword arguments; ``{trained}`` in a text stands for the run, on a control too.
-        controls: what its claims are judged on too: ``untrained``, the run's model before its first step (every mark of
-            ``at`` stands for it), ``memorised``, an earlier checkpoint of the run, and ``shuffled``, a run trained on
-            shuffled labels. By default ``untrained`` where ``at`` names checkpoints one by one (a log, or all of
-            training, has no untrained model), and ``shuffled`` where a role is named for it.
         memorised: the mark or step at which a run has memorised its training inputs and generalises nothing yet.
         shuffled: the role of the runs that are trained on shuffled labels.
     """
 
     id: str
-    rows: tuple[int, ...]
     experiment: str
     role: str = "core"
     at: tuple[str, ...] = ()
     together: bool = False
     settings: dict[str, Any] = Field(default_factory=dict)
-    controls: tuple[Control, ...] | None = None
     memorised: str | None = None
     shuffled: str | None = None
-
-    def control_names(self) -> tuple[Control, ...]:
-        """Returns the controls of its claims, but where a claim says otherwise."""
-        if self.controls is not None:
-            return self.controls
-        single = bool(self.at) and "all" not in self.at
-        untrained: tuple[Control, ...] = ("untrained",) if single else ()
-        return (*untrained, "shuffled") if self.shuffled is not None else untrained
 
 
 class Bounds(Section):
@@ -193,7 +179,10 @@ class Claim(Section):
         unit: what our number is, in the words that stand after it: ``of the norm`` for 0.1275 of the norm. By default
             what ``per`` says.
         headline: whether it is one of those that the paper stands on; their p-values are corrected together.
-        controls: in the place of the study's.
+        controls: what it is judged on too: ``untrained``, the run's model before its first step (every mark of ``at``
+            stands for it), ``memorised``, an earlier checkpoint of the run, and ``shuffled``, a run trained on shuffled
+            labels. By default ``untrained`` where ``at`` names checkpoints one by one (a log, or all of training, has
+            no untrained model), and ``shuffled`` where the study names a role for it.
         uncontrolled: why a control that passes too says nothing against it: its number is shown, and no verdict made of
             it.
         absent: why a table may have no row of it; then it is not run, which else is an error.
@@ -223,19 +212,6 @@ class Claim(Section):
     scale: dict[Preset, str] = Field(default_factory=dict)
     departures: str = ""
 
-    @field_validator("scale", mode="before")
-    @classmethod
-    def _one_reason_for_cpu_and_reference(cls, given: Any) -> Any:
-        """Reads a single text as the reason at every preset but ``paper``."""
-        if isinstance(given, str):
-            return dict.fromkeys(("cpu", "reference"), given) if given else {}
-        return given
-
-    @field_validator("departures", mode="before")
-    @classmethod
-    def _several_departures(cls, given: Any) -> Any:
-        return "; ".join(given) if isinstance(given, list) else given
-
     @model_validator(mode="after")
     def _consistent(self) -> Claim:
         if self.uncontrolled and self.controls:
@@ -248,7 +224,10 @@ class Claim(Section):
 
     def control_names(self, study: Study) -> tuple[Control, ...]:
         """Returns the controls whose number stands beside that of the trained models."""
-        return study.control_names() if self.controls is None else self.controls
+        if self.controls is not None:
+            return self.controls
+        untrained: tuple[Control, ...] = ("untrained",) if study.at and "all" not in study.at else ()
+        return (*untrained, "shuffled") if study.shuffled is not None else untrained
 
     @property
     def what(self) -> str:
@@ -311,38 +290,31 @@ class Paper(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Paper:
         """Refuses rows, studies, claims and runs that name each other wrongly."""
-        unique("row", (row.number for row in self.row))
-        unique("study", (study.id for study in self.study))
-        unique("claim", (claim.id for claim in self.claim))
-        unique("run", (f"{run.name} ({run.role}, {run.preset})" for run in self.run))
+        runs = [f"{run.name} ({run.role}, {run.preset})" for run in self.run]
+        for noun, names in (("claim", [claim.id for claim in self.claim]), ("run", runs)):
+            for name, count in Counter(names).items():
+                if count > 1:
+                    raise ValueError(f"two entries of {noun} are called {name}")
         rows, roles = {row.number for row in self.row}, {run.role for run in self.run}
         studies = {study.id: study for study in self.study}
         for study in self.study:
-            if missing := set(study.rows) - rows:
-                raise ValueError(f"study {study.id!r} is of row {min(missing)}, which is not in the paper")
             for role in filter(None, (study.role, study.shuffled)):
                 if role not in roles:
                     raise ValueError(f"study {study.id!r}: no run plays {role!r}")
         for claim in self.claim:
-            of = studies.get(claim.study)
-            if of is None:
-                raise ValueError(f"claim {claim.id!r}: no study {claim.study!r}")
-            if claim.row not in of.rows:
-                raise ValueError(f"claim {claim.id!r} is of row {claim.row}, its study is not")
-            controls = claim.control_names(of)
-            if "shuffled" in controls and of.shuffled is None:
+            if claim.row not in rows:
+                raise ValueError(f"claim {claim.id!r} is of row {claim.row}, which is not in the paper")
+            of = studies[claim.study]
+            if "shuffled" in claim.control_names(of) and of.shuffled is None:
                 raise ValueError(f"claim {claim.id!r}: its study names no role of shuffled runs")
-            if "memorised" in controls and of.memorised is None:
+            if "memorised" in claim.control_names(of) and of.memorised is None:
                 raise ValueError(f"claim {claim.id!r}: its study names no checkpoint that has memorised")
         return self
 
-
-def unique(noun: str, names: Iterable[Any]) -> None:
-    seen = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"two entries of {noun} are called {name}")
-        seen.add(name)
+    def studies(self, rows: Sequence[int] = ()) -> list[Study]:
+        """Returns the studies with a claim of these experiments; of any, where none is named."""
+        asked = {claim.study for claim in self.claim if not rows or claim.row in rows}
+        return [study for study in self.study if study.id in asked]
 
 
 def papers() -> list[str]:
@@ -376,10 +348,12 @@ def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
     try:
         studies, claims = studies_and_claims(content.get("study", {}))
         rows = [{"number": number, **row} for number, row in content.get("row", {}).items()]
-        runs = [{"role": role, **run} for role, several in content.get("runs", {}).items() for run in several]
-        return Paper(
-            **content.get("paper", {}), row=rows, study=studies, claim=claims, run=[*with_recipes(runs)]
-        )
+        runs = [
+            with_recipe({"role": role, **run})
+            for role, several in content.get("runs", {}).items()
+            for run in several
+        ]
+        return Paper(**content.get("paper", {}), row=rows, study=studies, claim=claims, run=runs)
     except ValidationError as error:
         first = error.errors()[0]
         location = ".".join(map(str, first["loc"]))
@@ -405,7 +379,7 @@ def studies_and_claims(
             claim_fields({"id": key, "study": name, **shared, **claim}, shared.get("where", {}))
             for key, claim in table.get("claim", {}).items()
         ]
-        studies.append({"id": name, "rows": tuple(dict.fromkeys(each["row"] for each in of_study)), **own})
+        studies.append({"id": name, **own})
         claims += of_study
     return studies, claims
 
@@ -422,35 +396,27 @@ def claim_fields(given: Mapping[str, Any], where: Filter) -> dict[str, Any]:
     return fields | rule
 
 
-def with_recipes(entries: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields runs with task, preset and settings from their recipes, where they name one.
+def with_recipe(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a run with task, preset and settings from its recipe, where it names one.
 
     Raises:
         UserError: for a recipe that is none or ships no such run.
     """
-    recipes: dict[str, dict[str, ShippedRun]] = {}
-    for entry in entries:
-        recipe = entry.get("recipe")
-        if not recipe:
-            yield dict(entry)
-            continue
-        if recipe not in recipes:
-            recipes[recipe] = {run.name: run for run in recipe_runs(recipe)}
-        name, seeds = str(entry.get("name")), entry.get("seeds")
-        numbers = [None] if seeds is None else seed_numbers(seeds)
-        runs: list[ShippedRun] = []
-        for seed in numbers:
-            wanted = name if seed is None else f"{name}/seed-{seed}"
-            run = recipes[recipe].get(wanted)
-            if run is None:
-                raise UserError(f"run {name}: its recipe, {recipe}, ships no {wanted}")
-            first = runs[0] if runs else run
-            if seed not in (None, run.seed) or (run.block, run.settings) != (first.block, first.settings):
-                raise UserError(
-                    f"run {name}: {wanted} is no seed {seed} of {first.name}, by its recipe, {recipe}"
-                )
-            runs.append(run)
-        # A seed of 0 is the default, those of several runs are said by their names.
-        own_seed = {"train.seed": first.seed} if seeds is None and first.seed else {}
-        settings = {**first.settings, **own_seed}
-        yield {**entry, "task": first.block.task, "train_preset": first.block.preset, "settings": settings}
+    recipe, name, seeds = entry.get("recipe"), entry.get("name"), entry.get("seeds")
+    if not recipe:
+        return dict(entry)
+    shipped = shipped_by(recipe)
+    names = [str(name)] if seeds is None else [f"{name}/seed-{seed}" for seed in seed_numbers(seeds)]
+    for each in names:
+        if each not in shipped:
+            raise UserError(f"run {name}: its recipe, {recipe}, ships no {each}")
+    first = shipped[names[0]]
+    # A seed of 0 is the default, those of several runs are said by their names.
+    own_seed = {"train.seed": first.seed} if seeds is None and first.seed else {}
+    settings = {**first.settings, **own_seed}
+    return {**entry, "task": first.block.task, "train_preset": first.block.preset, "settings": settings}
+
+
+@cache
+def shipped_by(recipe: str) -> dict[str, ShippedRun]:
+    return {run.name: run for run in recipe_runs(recipe)}

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import datetime
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.run_files import stored_steps
+from interp_tasks.errors import UserError
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import versions
 from interp_tasks.published import Claim, Paper, Study, read_paper
 from interp_tasks.published.paper import Control
-from interp_tasks.reproduction.numbers import Rows
+from interp_tasks.reproduction.numbers import Rows, rows_where
 from interp_tasks.reproduction.records import (
+    KEPT,
     VARIANCE,
     Key,
     MeasuredRun,
     Record,
-    columns_and_rows,
     differences,
     method_of,
-    read_by_claims,
     read_file,
     read_records,
-    table_rows,
     together_name,
     write_records,
 )
-from interp_tasks.reproduction.runs import StoredRun, config_of_run, config_there, entry_variance, locate_all
+from interp_tasks.reproduction.runs import PaperRun, config_of_run, config_there, entry_variance, stored_runs
 
 if TYPE_CHECKING:
     import pandas
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 
 #: Untrained models of one condition.
 MAX_CONTROLS = 3
-#: Controls that are a checkpoint of the run itself, or of its model before training.
-OF_THE_RUN: tuple[Control, ...] = ("untrained", "memorised")
 
 
 @dataclass(frozen=True)
@@ -55,18 +51,14 @@ class Job:
 
     study: Study
     claims: tuple[Claim, ...]
-    on: tuple[StoredRun, ...]
+    on: tuple[PaperRun, ...]
     control: Control | None = None
 
     @property
-    def name(self) -> str:
-        """Returns the name of the run, or of all runs of a role, as records have it."""
-        first = self.on[0]
-        return together_name(self.study.role, first.run.preset) if self.study.together else first.name
-
-    @property
     def key(self) -> Key:
-        return self.study.id, self.name, self.control or ""
+        first = self.on[0]
+        name = together_name(self.study.role, first.run.preset) if self.study.together else first.name
+        return self.study.id, name, self.control or ""
 
     def runs(self) -> tuple[MeasuredRun, ...]:
         """Returns the training runs that it is on."""
@@ -74,6 +66,11 @@ class Job:
             MeasuredRun(each.name, each.seed, config_there(each.path)["train"]["steps"], each.config)
             for each in self.on
         )
+
+    def is_recorded(self, stored: Mapping[Key, Record]) -> bool:
+        """Returns whether there is a record of it, on exactly these runs."""
+        record = stored.get(self.key)
+        return record is not None and set(record.runs) == set(self.runs())
 
     def table(self, refs: Sequence[str]) -> pandas.DataFrame:
         """Returns the study's table on checkpoints or runs; ``{trained}`` in its settings is the trained run."""
@@ -87,14 +84,6 @@ class Job:
         return frame
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The records of all that was measured, and a line for each study that failed by a fault of ours."""
-
-    records: tuple[Record, ...]
-    crashes: tuple[str, ...] = ()
-
-
 def measure(
     paper: str | Paper,
     preset: str = "cpu",
@@ -103,13 +92,13 @@ def measure(
     runs: str | Path = "runs",
     rows: Sequence[int] = (),
     progress: Progress | None = None,
-) -> Measured:
+) -> list[Record]:
     """Measures the runs at hand that have no record yet, and adds their records to a file.
 
     Args:
         paper: a name (``interp_tasks.published.papers()``), or a paper of your own.
         preset: the scale: ``cpu``, ``reference`` or ``paper``.
-        file: where records are added (JSON Lines); what ships is not measured again.
+        file: where records are added (JSON Lines), each as it comes; what ships is not measured again.
         runs: where to look for runs that are not shipped, and for your own in place of those.
         rows: only studies of these experiments of the paper.
 
@@ -117,9 +106,8 @@ def measure(
         UserError: for a folder that holds another run than the paper's.
     """
     paper, file = read_paper(paper) if isinstance(paper, str) else paper, Path(file)
-    stored = read_records(paper, file)
-    jobs = [job for job in all_jobs(paper, preset, runs, rows) if not is_recorded(job, stored)]
-    own = read_file(file)
+    stored, own = read_records(paper, file), read_file(file)
+    jobs = [job for job in all_jobs(paper, preset, runs, rows) if not job.is_recorded(stored)]
 
     def keep(record: Record) -> None:
         own[record.key] = record
@@ -143,108 +131,103 @@ def check_records(
     """
     paper = read_paper(paper) if isinstance(paper, str) else paper
     stored = read_records(paper, None if file is None else Path(file))
-    jobs = [job for job in all_jobs(paper, preset, runs, rows) if is_recorded(job, stored)]
-    measured = perform_all(jobs, Path(runs), progress)
+    jobs = [job for job in all_jobs(paper, preset, runs, rows) if job.is_recorded(stored)]
     without_weights = {job.key for job in jobs if not all(stored_steps(each.path) for each in job.on)}
-    found = [
+    return [
         line
-        for record in measured.records
+        for record in perform_all(jobs, Path(runs), progress)
         if not (record.refused and record.key in without_weights)
         for line in differences(stored[record.key], record)
     ]
-    return [*found, *measured.crashes]
 
 
 def all_jobs(paper: Paper, preset: str, runs: str | Path, rows: Sequence[int]) -> list[Job]:
     """Returns every study on every run at hand, and on every control that one of its claims asks for.
 
     Of each condition the first three runs have their untrained model: what they share is what is asked for.
-
-    Args:
-        rows: experiments of the paper whose studies these are; none: all.
     """
-    stored = locate_all(paper, preset, Path(runs))
+    stored = stored_runs(paper, preset, Path(runs))
     jobs = []
-    for study in paper.study:
+    for study in paper.studies(rows):
         claims = tuple(claim for claim in paper.claim if claim.study == study.id)
-        playing = [each for each in stored if each.run.role == study.role]
-        if not study.together:
-            playing = [each for each in playing if not each.run.untestable]
-        if not playing or (rows and not set(rows) & set(study.rows)):
-            continue
         controls = {name for claim in claims for name in claim.control_names(study)}
-        for control in (None, *(name for name in OF_THE_RUN if name in controls)):
-            if study.together:
-                jobs.append(Job(study, claims, tuple(playing), control))
-                continue
+        playing = [each for each in stored if each.run.role == study.role]
+        shuffled = [each for each in stored if each.run.role == study.shuffled] if playing else []
+        jobs += [Job(study, claims, (each,), "shuffled") for each in shuffled if "shuffled" in controls]
+        of_run: tuple[Control, ...] = ("untrained", "memorised")
+        for control in (None, *(name for name in of_run if name in controls)):
             seen: Counter[str] = Counter()
-            for each in playing:
-                seen[each.config] += 1
-                if control is None or seen[each.config] <= MAX_CONTROLS:
-                    jobs.append(Job(study, claims, (each,), control))
-        if "shuffled" in controls:
-            shuffled = [each for each in stored if each.run.role == study.shuffled]
-            jobs += [Job(study, claims, (each,), "shuffled") for each in shuffled]
+            for on in [tuple(playing)] if study.together else [(each,) for each in playing]:
+                seen[on[0].config if on else ""] += 1
+                if on and (control is None or seen[on[0].config] <= MAX_CONTROLS):
+                    jobs.append(Job(study, claims, on, control))
     return jobs
-
-
-def is_recorded(job: Job, stored: Mapping[Key, Record]) -> bool:
-    """Returns whether there is a record of this job, on exactly these runs."""
-    record = stored.get(job.key)
-    return record is not None and set(record.runs) == set(job.runs())
 
 
 def perform_all(
     jobs: Sequence[Job],
     folder: Path,
     progress: Progress | None = None,
-    keep: Callable[[Record], None] | None = None,
-) -> Measured:
+    keep: Callable[[Record], None] = lambda record: None,
+) -> list[Record]:
     """Runs all jobs, those of one run one after the other: what one study has found of it, the next one asks for.
 
     Args:
         keep: called with each record as it comes, so that an interruption loses only what is under way.
     """
-    records: list[Record] = []
-    crashes: list[str] = []
+    records = []
     with TemporaryDirectory() as scratch:
-        for at, job in enumerate(sorted(jobs, key=lambda job: (job.name, job.control or "")), 1):
-            one = perform(job, Path(scratch), folder)
-            if isinstance(one, str):
-                crashes.append(one)
-            else:
-                records.append(one)
-                if keep is not None:
-                    keep(one)
+        for at, job in enumerate(sorted(jobs, key=lambda job: job.key[1:]), 1):
+            records.append(perform(job, Path(scratch), folder))
+            keep(records[-1])
             if progress is not None:
-                progress(at, len(jobs), f"{job.study.id} on {job.name}")
-    return Measured(tuple(records), tuple(crashes))
+                progress(at, len(jobs), f"{job.study.id} on {job.key[1]}")
+    return records
 
 
-def perform(job: Job, scratch: Path, folder: Path) -> Record | str:
-    """Runs one job; returns a line for a fault of ours, which stops no other. Untrained models stay in ``scratch``."""
+def perform(job: Job, scratch: Path, folder: Path) -> Record:
+    """Runs one job. Untrained models stay in ``scratch``."""
     from circuits import CircuitsError
-    from interp_tasks.errors import UserError
     from tasks.errors import TaskError
 
     made = {"date": datetime.date.today().isoformat(), "device": "cpu", "dtype": "float32", **versions()}
-    record = Record(job.study.id, job.name, job.control or "", job.runs(), method_of(job.study), made)
+    record = Record(*job.key, job.runs(), method_of(job.study), made)
     try:
         frame = under_every_mark(job) if job.control is None else on_control(job, scratch)
     except (UserError, TaskError, CircuitsError) as error:
         return replace(record, refused=plain(str(error), folder))
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
-        return " ".join(f"study {job.study.id} on {job.name}: {reason}".split())
     if any(claim.per == "variance" for claim in job.claims):
         frame = frame.assign(**{VARIANCE: [entry_variance(str(run)) for run in frame["run"]]})
     table: Rows = [
         {**row, "run": plain(row["run"], folder), "ref": plain(row["ref"], folder)}
-        for row in table_rows(frame)
+        for row in frame.astype(object).where(frame.notna(), None).to_dict("records")
     ]
     columns, rows = columns_and_rows(read_by_claims(table, job.claims, job.control == "shuffled"))
     return replace(record, columns=columns, rows=rows)
+
+
+def read_by_claims(table: Rows, claims: Sequence[Claim], stand_in: bool) -> Rows:
+    """Returns the rows of a study's table that claims read: theirs, their divisors', and a row of every run.
+
+    Args:
+        stand_in: these runs stand for others, whose names claims ask for.
+    """
+    wanted = {id(row) for row in {row["run"]: row for row in reversed(table) if row["draw"] is None}.values()}
+    for claim in claims:
+        for where in (claim.where, *([claim.divisor()[1]] if isinstance(claim.per, dict) else [])):
+            asked = {key: value for key, value in where.items() if key != "run" or not stand_in}
+            wanted |= set(map(id, rows_where(table, asked)))
+    return [row for row in table if id(row) in wanted]
+
+
+def columns_and_rows(table: Rows) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
+    """Returns rows as a record holds them: columns that are not empty, ten digits a number."""
+    from interp_tasks.measurement.result import json_value
+
+    rows = [[json_value(row.get(name)) for name in KEPT] for row in table]
+    filled = [at for at in range(len(KEPT)) if any(row[at] is not None for row in rows)]
+    rows = [[float(f"{cell:.10g}") if isinstance(cell, float) else cell for cell in row] for row in rows]
+    return tuple(KEPT[at] for at in filled), tuple(tuple(row[at] for at in filled) for row in rows)
 
 
 def plain(text: Any, folder: Path) -> Any:
@@ -296,7 +279,7 @@ def on_control(job: Job, scratch: Path) -> pandas.DataFrame:
     return pandas.concat(copies, ignore_index=True)
 
 
-def untrained(of: StoredRun, scratch: Path) -> str:
+def untrained(of: PaperRun, scratch: Path) -> str:
     """Returns a folder with the model of a run before its first step: the same settings, no steps.
 
     It is made once and stays in ``scratch``, as nearly every study of a run asks for it.
@@ -305,13 +288,5 @@ def untrained(of: StoredRun, scratch: Path) -> str:
 
     out = scratch / of.run.name / f"seed-{of.seed}"
     if not out.exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # Another process may make the same one: what stands at its place is whole, whoever is first.
-        made = Path(mkdtemp(dir=scratch)) / "run"
-        train_resolved(config_of_run(of.run), made, seed=of.seed, steps=0)
-        try:
-            made.rename(out)
-        except OSError:
-            if not out.exists():
-                raise
+        train_resolved(config_of_run(of.run), out, seed=of.seed, steps=0)
     return out.as_posix()

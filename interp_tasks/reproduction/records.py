@@ -9,28 +9,35 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.table import COLUMNS
 from interp_tasks.published import Claim, Paper, Study
-from interp_tasks.reproduction.numbers import Row, Rows, number, rows_where
-
-if TYPE_CHECKING:
-    import pandas
+from interp_tasks.reproduction.numbers import Rows
 
 #: Study, run (or role, where a study looks at its runs together), control.
 Key = tuple[str, str, str]
 #: Variance of an entry of the run's task, which rules divide by; beside the columns of every table.
 VARIANCE = "variance"
-#: Columns that no rule reads.
-UNREAD = frozenset({"experiment", "n", "engine", "p_value", "p_adjusted", "null_effect"})
+#: Numbers of a row that rules read; its other columns tell rows apart.
+NUMBERS = ("value", "value_ci_low", "value_ci_high", "baseline", "effect", "effect_ci_low", "effect_ci_high")
+#: Columns that a record keeps.
+KEPT = (
+    *(
+        name
+        for name in COLUMNS
+        if name not in ("experiment", "n", "engine", "p_value", "p_adjusted", "null_effect")
+    ),
+    VARIANCE,
+)
+EMPTY = dict.fromkeys(KEPT)
 #: Records of a run measured again may differ by so much, relatively: float32 on other processors.
 TOLERANCE = 1e-3
 
@@ -77,11 +84,8 @@ class Record:
     def key(self) -> Key:
         return self.study, self.on, self.control
 
-    @cached_property
-    def table(self) -> Rows:
-        """Returns the rows with the columns of every experiment's table, and the variance of an entry."""
-        empty = dict.fromkeys((*COLUMNS, VARIANCE))
-        return [{**empty, **dict(zip(self.columns, row, strict=True))} for row in self.rows]
+    def table(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False, ensure_ascii=False)
@@ -99,6 +103,27 @@ def together_name(role: str, preset: str) -> str:
     return f"{role} ({preset})"
 
 
+def table_of(records: Iterable[Record]) -> Rows:
+    """Returns the rows of several records; what each of them has of one other model stands in it once.
+
+    Beside the columns of every experiment's table a row has the run's ``condition`` (all settings but the seed) and
+    ``trained_seed``; of runs that no record is of both are read from the name.
+    """
+    records = list(records)
+    own = {run.name: (run.config, run.seed) for each in records for run in each.runs}
+    rows = {tuple(row.items()): row for each in records for row in each.table()}
+    table = []
+    for row in rows.values():
+        condition, seed = own.get(row["run"]) or condition_in(row["run"] or "")
+        table.append({**EMPTY, **row, "condition": condition, "trained_seed": seed})
+    return table
+
+
+def condition_in(name: str) -> tuple[str, int | None]:
+    match = re.fullmatch(r"(.*[/:])seed-(\d+)", name)
+    return (match[1], int(match[2])) if match else (name, None)
+
+
 def digest(value: Any) -> str:
     """Returns twelve hexadecimal digits that change with the value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]
@@ -113,40 +138,6 @@ def rule_of(claim: Claim) -> str:
     """Returns the digest of the rule that decides a claim: a rule that is changed after its numbers were seen shows."""
     rule = claim.model_dump(include={"where", "reduce", "column", "per", "holds", "over", "log", "headline"})
     return digest([claim.study, rule])
-
-
-def table_rows(frame: pandas.DataFrame) -> Rows:
-    """Returns the rows of an experiment's table; ``None`` stands for what a row does not have."""
-    found = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in found]
-
-
-def read_by_claims(table: Rows, claims: Iterable[Claim], stand_in: bool = False) -> Rows:
-    """Returns the rows of a study's table that claims read: theirs, their divisors', and a row of every run.
-
-    Args:
-        stand_in: these runs stand for others, whose names claims ask for.
-    """
-    wanted = {id(row) for row in {row["run"]: row for row in reversed(table) if row["draw"] is None}.values()}
-    for claim in claims:
-        for where in (claim.where, *([claim.divisor()[1]] if isinstance(claim.per, dict) else [])):
-            asked = {key: value for key, value in where.items() if key != "run" or not stand_in}
-            wanted |= set(map(id, rows_where(table, asked)))
-    return [row for row in table if id(row) in wanted]
-
-
-def columns_and_rows(table: Rows) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
-    """Returns rows as a record holds them: columns that rules may read and that are not empty, ten digits a number."""
-    from interp_tasks.measurement.result import json_value
-
-    kept = [name for name in (*COLUMNS, VARIANCE) if name not in UNREAD]
-    rows = [{name: ten_digits(json_value(row.get(name))) for name in kept} for row in table]
-    filled = tuple(name for name in kept if any(row[name] is not None for row in rows))
-    return filled, tuple(tuple(row[name] for name in filled) for row in rows)
-
-
-def ten_digits(value: Any) -> Any:
-    return float(f"{value:.10g}") if isinstance(value, float) else value
 
 
 def shipped_file(paper: str) -> Path:
@@ -196,28 +187,19 @@ def differences(stored: Record, again: Record) -> list[str]:
     where = f"{again.study} on {again.on}" + (f" ({again.control})" if again.control else "")
     if stored.refused != again.refused:
         return [f"{where}: {stored.refused or 'measured'}, and now: {again.refused or 'measured'}"]
-    before, now = ({label_of(row): row for row in record.table} for record in (stored, again))
+    before, now = ({label_of(row): row for row in record.table()} for record in (stored, again))
     lines = [f"{where}: {label} is in one of them alone" for label in sorted(before.keys() ^ now.keys())]
     for label in before.keys() & now.keys():
         for column in NUMBERS:
-            old, new = number(before[label], column), number(now[label], column)
+            old, new = (
+                float("nan" if (cell := row[label].get(column)) is None else cell) for row in (before, now)
+            )
             if not (math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=1e-6) or (old != old and new != new)):
                 lines.append(f"{where}: {label}: {column} was {old:.6g}, is {new:.6g}")
     return lines
 
 
-#: Numbers of a row that rules read; its other columns tell rows apart.
-NUMBERS = ("value", "value_ci_low", "value_ci_high", "baseline", "effect", "effect_ci_low", "effect_ci_high")
-
-
-def label_of(row: Row) -> str:
+def label_of(row: Mapping[str, Any]) -> str:
     """Returns what tells a row of a table from the others."""
-    return " ".join(
-        str(row[name]) for name in COLUMNS if name not in (*NUMBERS, "n_runs") and row[name] is not None
-    )
-
-
-def tables_of(records: Iterable[Record]) -> Rows:
-    """Returns the rows of several records; what each of them has of one other model stands in it once."""
-    rows = {tuple(row.items()): row for record in records for row in record.table}
-    return list(rows.values())
+    told = (row.get(name) for name in COLUMNS if name not in (*NUMBERS, "n_runs"))
+    return " ".join(str(value) for value in told if value is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +14,28 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.intervals import ALPHA
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.pages import Page, Section, Table, Text, versions
-from interp_tasks.published import Paper, TrainingRun, read_paper
+from interp_tasks.published import Claim, Paper, TrainingRun, read_paper
 from interp_tasks.published.paper import PRESETS
 from interp_tasks.reproduction import page as pages
-from interp_tasks.reproduction.evidence import Evidence, missing_runs, records_of
+from interp_tasks.reproduction.conditions import conditions_of, missing_runs, verdicts_of
 from interp_tasks.reproduction.records import read_records, rule_of
-from interp_tasks.reproduction.runs import config_digest
-from interp_tasks.reproduction.verdicts import CONTROLS, Outcome, joined
+from interp_tasks.reproduction.runs import planned_runs
+from interp_tasks.reproduction.verdicts import CONTROLS, joined
 
 if TYPE_CHECKING:
     import pandas
+
+#: Numbers of a verdict, NaN where there is none.
+NUMBERS = (
+    *("published_number", "value", "value_ci_low", "value_ci_high", "median", "at_least", "at_most"),
+    *CONTROLS,
+    *("p", "p_holm", "hours"),
+)
+COLUMNS = (
+    *("row", "claim", "headline", "says", "source", "published", "published_number", "rule", "rule_digest"),
+    *("run", "n_runs", "value", "value_ci_low", "value_ci_high", "median", "at_least", "at_most", "what"),
+    *("interval", "runs", *CONTROLS, "p", "p_holm", "verdict", "reason", "hours"),
+)
 
 
 @dataclass(frozen=True)
@@ -31,8 +43,8 @@ class Reproduction:
     """A paper's claims with their verdicts.
 
     Attributes:
-        outcomes: one for each claim and condition (runs of a role that differ in their seed alone), or role, where a
-            study looks at its runs together.
+        frame: a row for each claim and condition (runs of a role that differ in their seed alone), or role, where a
+            study looks at its runs together: ``COLUMNS``.
         missing: runs that studies lack, each once.
         measured: names of the training runs that verdicts rest on.
         rows: what it was limited to; empty: everything.
@@ -40,7 +52,7 @@ class Reproduction:
 
     paper: Paper
     preset: str
-    outcomes: tuple[Outcome, ...]
+    frame: pandas.DataFrame = field(repr=False)
     missing: tuple[TrainingRun, ...] = field(repr=False)
     measured: tuple[str, ...] = field(repr=False)
     rows: tuple[int, ...] = ()
@@ -50,61 +62,29 @@ class Reproduction:
     @property
     def errors(self) -> tuple[str, ...]:
         """Returns a line for each claim whose number is not in its records."""
-        return tuple(
-            f"claim {each.claim.id} on {each.run}: {each.reason}"
-            for each in self.outcomes
-            if each.verdict == "error"
-        )
-
-    def frame(self) -> pandas.DataFrame:
-        """Returns one row per outcome."""
-        import pandas
-
-        headlines = headline_outcomes(self.outcomes)
-        rows = [
-            {
-                **{name: getattr(each.claim, name) for name in OF_CLAIM},
-                **{name: getattr(each, name) for name in OF_OUTCOME},
-                "claim": each.claim.id,
-                "headline": each in headlines,
-                "published_number": each.claim.number,
-                "rule_digest": rule_of(each.claim),
-                "value_ci_low": each.low,
-                "value_ci_high": each.high,
-                **dict(zip(("at_least", "at_most"), each.bounds or (), strict=False)),
-                "runs": [{"run": name, "value": value} for name, value in each.runs],
-                **dict(each.controls),
-            }
-            for each in self.outcomes
-        ]
-        types = {"n_runs": "Int64", **dict.fromkeys(NUMBERS, float)}
-        frame = pandas.DataFrame(rows, columns=list(COLUMNS)).astype(types)
-        return frame.replace({"at_least": -math.inf, "at_most": math.inf}, math.nan)
-
-    def records(self) -> list[dict[str, Any]]:
-        from interp_tasks.measurement.result import json_value
-
-        return [
-            {str(key): json_value(value) for key, value in row.items()}
-            for row in self.frame().to_dict("records")
-        ]
+        wrong = self.frame[self.frame["verdict"] == "error"].to_dict("records")
+        return tuple(f"claim {each['claim']} on {each['run']}: {each['reason']}" for each in wrong)
 
     def to_json(self) -> str:
-        rows = (json.dumps(record, allow_nan=False, ensure_ascii=False) for record in self.records())
-        return "[\n" + ",\n".join(rows) + "\n]\n"
+        from interp_tasks.measurement.result import json_value
+
+        rows = [json_value(row) for row in self.frame.to_dict("records")]
+        lines = (json.dumps(row, allow_nan=False, ensure_ascii=False) for row in rows)
+        return "[\n" + ",\n".join(lines) + "\n]\n"
 
     def to_csv(self) -> str:
-        frame = self.frame()
         # A cell holds one text: the runs' own numbers, in their order.
-        run_values = ["; ".join(f"{each['run']}: {each['value']}" for each in runs) for runs in frame["runs"]]
-        text: str = frame.assign(runs=run_values).to_csv(index=False, lineterminator="\n")
+        runs = [
+            "; ".join(f"{each['run']}: {each['value']}" for each in several) for several in self.frame["runs"]
+        ]
+        text: str = self.frame.assign(runs=runs).to_csv(index=False, lineterminator="\n")
         return text
 
     def page(self) -> Page:
         """Returns a page of the headlines, of all claims, of missing runs, and of the rules, by experiment."""
         import pandas
 
-        paper, missing, frame = self.paper, self.missing, self.frame()
+        paper, missing, frame = self.paper, self.missing, self.frame
         outcomes = frame.to_dict("records")
         departures = "\n".join(f"- {line}" for line in paper.departures)
         introduction = (
@@ -112,38 +92,24 @@ class Reproduction:
             f"Measured on {len(self.measured)} training runs; {len(missing)} more are described but not measured. "
             f"Our models differ from theirs:\n\n{departures}"
         )
-        stands_on = [outcome for _, several in pages.headlines(paper, outcomes) for outcome in several]
-        needed = [
+        stands_on = pandas.DataFrame(
+            [row for _, several in pages.headlines(paper, outcomes) for row in several]
+        )
+        needed = pandas.DataFrame(
             {"run": run.name, "role": run.role, "hours": run.hours, "command": run.command(self.folder)}
             for run in missing
-        ]
-        by_row = frame.sort_values("headline", ascending=False, kind="stable").sort_values(
-            "row", kind="stable"
         )
+        by_row = frame.sort_values(["row", "headline"], ascending=[True, False], kind="stable")
+        named = f"{paper.name}-"
         tables = [
-            Table(
-                pandas.DataFrame(stands_on),
-                "Headlines",
-                pages.HEADLINES_NOTE,
-                pages.HEADLINES,
-                f"{paper.name}-headlines",
-            ),
-            Table(
-                by_row, "Claims", pages.CLAIMS_NOTE, pages.CLAIMS, name=f"{paper.name}-claims", download=frame
-            ),
-            Table(
-                pandas.DataFrame(needed),
-                "Not measured",
-                pages.MISSING_NOTE,
-                pages.MISSING,
-                name="not-measured",
-            ),
+            Table(stands_on, "Headlines", pages.HEADLINES_NOTE, pages.HEADLINES, f"{named}headlines"),
+            Table(by_row, "Claims", pages.CLAIMS_NOTE, pages.CLAIMS, f"{named}claims", download=frame),
+            Table(needed, "Not measured", pages.MISSING_NOTE, pages.MISSING, "not-measured"),
         ]
-        decided, shown = set(frame["claim"]), self.rows
-        sections: list[Section] = [
-            Text(introduction),
-            *(table for table in tables if len(table.frame)),
-            *(pages.rules(paper, row, decided) for row in paper.row if not shown or row.number in shown),
+        sections: list[Section] = [Text(introduction), *(table for table in tables if len(table.frame))]
+        decided = set(frame["claim"])
+        sections += [
+            pages.rules(paper, row, decided) for row in paper.row if row.number in (self.rows or [row.number])
         ]
         config = {"paper": paper.name, "preset": self.preset, "runs": list(self.measured)}
         return Page(f"{paper.title}: published and ours", sections, config, self.versions)
@@ -160,21 +126,6 @@ class Reproduction:
             atomic_write(folder / "claims.json", self.to_json()),
             self.page().write(folder / "index.html"),
         ]
-
-
-#: Columns that are attributes of the claim, and of the outcome; and numbers, NaN where there is none.
-OF_CLAIM = ("row", "says", "source", "published", "rule", "what")
-OF_OUTCOME = ("run", "n_runs", "interval", "verdict", "reason", "value", "median", "p", "p_holm", "hours")
-NUMBERS = (
-    *OF_OUTCOME[5:],
-    *("published_number", "value_ci_low", "value_ci_high", "at_least", "at_most"),
-    *CONTROLS,
-)
-COLUMNS = (
-    *("row", "claim", "headline", "says", "source", "published", "published_number", "rule", "rule_digest"),
-    *("run", "n_runs", "value", "value_ci_low", "value_ci_high", "median", "at_least", "at_most", "what"),
-    *("interval", "runs", *CONTROLS, "p", "p_holm", "verdict", "reason", "hours"),
-)
 
 
 def reproduce(
@@ -198,26 +149,29 @@ def reproduce(
         UserError: for a paper, preset or row there is not; for a file that holds no records.
     """
     paper = checked_paper(paper, preset, rows)
-    read = read_records(paper, None if records is None else Path(records))
-    judged = [
-        claim for claim in sorted(paper.claim, key=lambda claim: claim.row) if not rows or claim.row in rows
+    stored = read_records(paper, None if records is None else Path(records))
+    claims = [
+        claim for claim in sorted(paper.claim, key=lambda each: each.row) if not rows or claim.row in rows
     ]
-    planned = [run for run in paper.run if run.preset == preset]
-    configs = {run.name: config_digest(run) for run in planned}
-    evidence = {
-        study.id: Evidence.of(study, planned, configs, read)
-        for study in paper.study
-        if any(claim.study == study.id for claim in judged)
-    }
-    outcomes = [outcome for claim in judged for outcome in evidence[claim.study].outcomes(claim, preset)]
-    missing = {run.name: run for each in evidence.values() for run in missing_runs(each.entries)}
-    records_read = [
-        record for each in evidence.values() for record in records_of(each.entries) if not record.refused
+    planned = planned_runs(paper, preset)
+    studies = {each.id: conditions_of(each, planned, stored) for each in paper.studies(rows)}
+    verdicts = [
+        {**of_claim(claim), **row}
+        for claim in claims
+        for row in verdicts_of(claim, studies[claim.study], preset)
     ]
-    measured = dict.fromkeys(run.name for record in records_read for run in record.runs)
+    conditions = [each for several in studies.values() for each in several]
+    missing: dict[str, TrainingRun] = {}
+    for study in studies.values():
+        runs_of_study = [run for each in study for run in each.runs]
+        lacking = [run for each in study for run in each.missing]
+        missing |= {run.name: run for run in missing_runs(runs_of_study, lacking)}
+    measured = dict.fromkeys(
+        run.name for each in conditions for record in each.measured for run in record.runs
+    )
+    frame = frame_of(verdicts)
     return Reproduction(
-        *(paper, preset, corrected(outcomes), tuple(missing.values()), tuple(measured), tuple(rows)),
-        Path(runs).as_posix(),
+        *(paper, preset, frame, tuple(missing.values()), tuple(measured), tuple(rows)), Path(runs).as_posix()
     )
 
 
@@ -232,33 +186,48 @@ def checked_paper(paper: str | Paper, preset: str, rows: Sequence[int]) -> Paper
     return paper
 
 
-def headline_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Returns the outcomes that a paper's headlines are decided on."""
-    published = {each.claim.id for each in outcomes if each.published}
-    return [
-        each
-        for each in outcomes
-        if each.claim.headline and (each.published or each.claim.id not in published)
-    ]
+def of_claim(claim: Claim) -> dict[str, Any]:
+    """Returns the columns that are a claim's own."""
+    own = {
+        name: getattr(claim, name)
+        for name in ("row", "headline", "says", "source", "published", "rule", "what")
+    }
+    digest = rule_of(claim)
+    return {
+        **own,
+        "claim": claim.id,
+        "published_number": claim.number,
+        "rule_digest": digest,
+        "interval": "",
+        "runs": [],
+    }
 
 
-def corrected(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Adjusts the headline p-values by Holm; a verdict that is not significant then becomes undecided.
+def frame_of(verdicts: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Returns verdicts as a table, with the p-values of headlines adjusted by Holm.
 
-    A headline counts once, on the published configuration, where that is among its conditions.
+    A headline counts once, on the published configuration, where that is among its conditions. A verdict that is not
+    significant then becomes undecided.
     """
     import numpy
+    import pandas
 
     from circuits.statistics import holm
 
-    headlines = headline_outcomes(outcomes)
-    tested = [index for index, each in enumerate(outcomes) if each in headlines and each.p is not None]
-    adjusted = list(outcomes)
-    p_values = numpy.array([outcomes[each].p for each in tested], float)
-    for index, p in zip(tested, holm(p_values).tolist(), strict=True):
-        one = replace(adjusted[index], p_holm=p)
-        if p >= ALPHA and one.verdict in ("held", "failed"):
-            reason = f"not after Holm's correction over {len(tested)} headline verdicts: {one.verdict} alone"
-            one = replace(one, verdict="undecided", reason=joined(reason, one.reason))
-        adjusted[index] = one
-    return tuple(adjusted)
+    published = {row["claim"] for row in verdicts if row["is_published"]}
+    rows = [
+        {**row, "headline": row["headline"] and (row["is_published"] or row["claim"] not in published)}
+        for row in verdicts
+    ]
+    tested = [row for row in rows if row["headline"] and row.get("p") is not None]
+    adjusted = holm(numpy.array([row["p"] for row in tested], float)).tolist()
+    for row, p in zip(tested, adjusted, strict=True):
+        row["p_holm"] = p
+        if p >= ALPHA and row["verdict"] in ("held", "failed"):
+            reason = (
+                f"not after Holm's correction over {len(tested)} headline verdicts: {row['verdict']} alone"
+            )
+            row.update(verdict="undecided", reason=joined(reason, row["reason"]))
+    frame = pandas.DataFrame(rows, columns=list(COLUMNS))
+    frame = frame.astype({"n_runs": "Int64", **dict.fromkeys(NUMBERS, float)})
+    return frame.replace({"at_least": -math.inf, "at_most": math.inf}, math.nan)

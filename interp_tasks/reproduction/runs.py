@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.checkpoints.refs import ZOO, find_run, natural_key, zoo_folder
+from interp_tasks.checkpoints.refs import ZOO, find_run, zoo_folder
 from interp_tasks.checkpoints.run_files import (
     METRICS_FILE,
     RUN_FILE,
@@ -22,27 +22,50 @@ from interp_tasks.checkpoints.run_files import (
 from interp_tasks.errors import UserError
 from interp_tasks.published import Paper, TrainingRun, read_paper
 from interp_tasks.published.paper import as_typed
-from interp_tasks.reproduction.evidence import names_of
+from interp_tasks.recipes import seed_numbers
 from interp_tasks.reproduction.records import digest
 from interp_tasks.training.config import SECTIONS, Resolved, resolve_config
 
+#: Settings of training that leave the weights as they are.
+ONLY_RECORDED = {
+    *("log_every", "eval_samples", "checkpoint_every", "checkpoint_at", "gradient_norms_every"),
+    *("observe", "observe_every", "observe_samples", "threads", "deterministic"),
+}
+
 
 @dataclass(frozen=True)
-class StoredRun:
-    """A training run of a paper that is at hand.
+class PaperRun:
+    """A training run that the paper's file plans.
 
     Attributes:
-        name: as the paper's file calls it, wherever it is; of several seeds ``NAME/seed-0``.
-        base: what REFs of it begin with.
-        config: digest of every setting that its weights depend on, but the seed.
+        name: as the paper's file calls it; of several seeds ``NAME/seed-0``.
+        config: digest of every setting that its weights depend on, but the seed: runs that share it are one condition.
+        base: what REFs of it begin with; empty where it is not at hand.
     """
 
     run: TrainingRun
     name: str
     seed: int
-    base: str
-    path: Path
     config: str
+    base: str = ""
+
+    @property
+    def path(self) -> Path:
+        return zoo_folder() / self.name if self.base.startswith(ZOO) else Path(self.base)
+
+
+def planned_runs(paper: Paper, preset: str) -> list[PaperRun]:
+    """Returns every training run of a scale, in the paper's order."""
+    planned = []
+    for run in paper.run:
+        if run.preset != preset:
+            continue
+        names = {int(run.settings.get("train.seed", 0)): run.name}
+        if run.seeds is not None:
+            names = {seed: f"{run.name}/seed-{seed}" for seed in seed_numbers(run.seeds)}
+        config = config_digest(run)
+        planned += [PaperRun(run, name, seed, config) for seed, name in names.items()]
+    return planned
 
 
 def config_of_run(run: TrainingRun) -> Resolved:
@@ -52,8 +75,7 @@ def config_of_run(run: TrainingRun) -> Resolved:
 
 
 def config_digest(run: TrainingRun) -> str:
-    """Returns a digest of every setting that a run's weights depend on, but the seed: runs that share it are one
-    condition.
+    """Returns a digest of every setting that a run's weights depend on, but the seed.
 
     A longer run at a constant rate begins as a shorter one, and both are read where they have learnt.
     """
@@ -64,35 +86,25 @@ def config_digest(run: TrainingRun) -> str:
     return digest([resolved.task_name, resolved.task, resolved.model, train])
 
 
-def locate(run: TrainingRun, folder: Path) -> list[StoredRun]:
-    """Finds where a run of a paper is stored: the user's own comes before a shipped one of the same name.
-
-    Of several seeds those that are trained, if each that has been begun is.
+def stored_runs(paper: Paper, preset: str, folder: Path) -> list[PaperRun]:
+    """Returns every run of a scale that is at hand; the user's own comes before a shipped one of the same name.
 
     Raises:
         UserError: if the run of that name was trained with other settings than the paper's file says.
     """
-    for prefix, candidate in ((folder.as_posix() + "/", folder / run.name), (ZOO, zoo_folder() / run.name)):
-        paths, parent = [candidate], ""
-        if run.seeds is not None:
-            paths, parent = (
-                sorted(candidate.glob("seed-*"), key=lambda path: natural_key(path.name)),
-                f"{run.name}/",
-            )
-        paths = list(filter(is_run, paths))
-        for path in paths:
-            check_settings(run, path)
-        # What was interrupted is not there yet: it is trained on, and nothing is decided on it.
-        if paths and all(map(is_finished, paths)):
-            digest = config_digest(run)
-            names = {path: f"{parent}{path.name}" if parent else run.name for path in paths}
-            return [
-                StoredRun(
-                    run, name, config_there(path)["train"].get("seed", 0), f"{prefix}{name}", path, digest
-                )
-                for path, name in names.items()
-            ]
-    return []
+    found = []
+    for planned in planned_runs(paper, preset):
+        for path, base in (
+            (folder / planned.name, (folder / planned.name).as_posix()),
+            (zoo_folder() / planned.name, f"{ZOO}{planned.name}"),
+        ):
+            if is_run(path):
+                check_settings(planned.run, path)
+                # What was interrupted is trained on, and nothing is decided on it.
+                if is_finished(path):
+                    found.append(replace(planned, base=base))
+                    break
+    return found
 
 
 def is_finished(path: Path) -> bool:
@@ -115,21 +127,13 @@ def config_there(path: Path) -> dict[str, dict[str, Any]]:
     return config
 
 
-#: Settings of training that leave the weights as they are.
-ONLY_RECORDED = {
-    *("log_every", "eval_samples", "checkpoint_every", "checkpoint_at", "gradient_norms_every"),
-    *("observe", "observe_every", "observe_samples", "threads", "deterministic"),
-}
-
-
 def check_settings(run: TrainingRun, path: Path) -> None:
     """Refuses a folder that holds another run: a claim would be decided on the wrong model."""
     from tasks import get  # imports torch
 
-    stored_config = config_there(path)
-    resolved = config_of_run(run)
-    compare(run, path, "task.name", run.task, stored_config["task"].pop("name", None))
+    stored_config, resolved = config_there(path), config_of_run(run)
     task = get(run.task, **resolved.task)
+    pairs = [("task.name", run.task, stored_config["task"].pop("name", None))]
     for section, wanted in (
         ("task", task),
         ("model", task.Model(**resolved.model)),
@@ -139,24 +143,21 @@ def check_settings(run: TrainingRun, path: Path) -> None:
         fields = {} if "own" in stored_config[section] else type(wanted).model_fields
         defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
         stored = {**defaults, **stored_config[section]}
-        for key, value in wanted.model_dump(mode="json").items():
-            if section == "train" and (key in ONLY_RECORDED or (key == "seed" and run.seeds is not None)):
-                continue
-            compare(run, path, f"{section}.{key}", value, stored.get(key))
-
-
-def compare(run: TrainingRun, path: Path, key: str, wanted: Any, stored: Any) -> None:
-    listed = [list(value) if isinstance(value, tuple) else value for value in (wanted, stored)]
-    if listed[0] != listed[1]:
-        raise UserError(
-            f"{path} is not the run {run.name!r} of the paper: its {key} is {stored}, not {wanted}; "
-            "give another folder with --runs"
+        ignored = (
+            ONLY_RECORDED | ({"seed"} if run.seeds is not None else set()) if section == "train" else set()
         )
-
-
-def locate_all(paper: Paper, preset: str, folder: Path) -> list[StoredRun]:
-    """Returns every run of a scale that is at hand, in the paper's order."""
-    return [each for run in paper.run if run.preset == preset for each in locate(run, folder)]
+        pairs += [
+            (f"{section}.{key}", value, stored.get(key))
+            for key, value in wanted.model_dump(mode="json").items()
+            if key not in ignored
+        ]
+    for key, *values in pairs:
+        asked, there = (list(value) if isinstance(value, tuple) else value for value in values)
+        if asked != there:
+            raise UserError(
+                f"{path} is not the run {run.name!r} of the paper: its {key} is {there}, not {asked}; "
+                "give another folder with --runs"
+            )
 
 
 @cache
@@ -193,22 +194,14 @@ def train_missing(
     from interp_tasks.training.trainer import train_resolved
 
     paper = read_paper(paper) if isinstance(paper, str) else paper
-    roles = {
-        role
-        for study in paper.study
-        if not rows or set(rows) & set(study.rows)
-        for role in (study.role, study.shuffled)
-    }
+    roles = {role for study in paper.studies(rows) for role in (study.role, study.shuffled)}
+    there = {each.name for each in stored_runs(paper, preset, Path(runs))}
+    asked = {each.name: each for each in planned_runs(paper, preset) if each.run.role in roles}
     trained = []
-    for run in paper.run:
-        if run.preset != preset or run.role not in roles:
-            continue
-        there = {each.seed for each in locate(run, Path(runs))}
-        for seed, name in names_of(run).items():
-            if seed not in there:
-                out = Path(runs) / name
-                line = None if progress is None else progress(out.as_posix())
-                trained.append(
-                    train_resolved(config_of_run(run), out, seed=seed, device=device, progress=line)
-                )
+    for name, planned in asked.items():
+        if name not in there:
+            out = Path(runs) / name
+            line = None if progress is None else progress(out.as_posix())
+            config = config_of_run(planned.run)
+            trained.append(train_resolved(config, out, seed=planned.seed, device=device, progress=line))
     return trained

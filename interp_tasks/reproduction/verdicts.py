@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 from interp_tasks.measurement import intervals
 from interp_tasks.measurement.intervals import ALPHA, MIN_RUNS, Interval
 from interp_tasks.pages.numbers import digits
 from interp_tasks.published import Bounds, Claim
 from interp_tasks.reproduction.numbers import (
-    NOTHING,
     ClaimNumbers,
     NoRow,
     Rows,
-    Seeds,
     Unmeasured,
     by_run,
     claim_numbers,
@@ -36,94 +33,39 @@ SCALES: Mapping[bool, tuple[Callable[[float], float], Callable[[float], float]]]
 }
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The verdict on one claim for the runs of one condition.
+def judge(claim: Claim, table: Rows, controls: Mapping[str, Rows] | None = None) -> dict[str, Any]:
+    """Returns the verdict on a claim, from its study's rows of all runs of one condition, as a row of columns.
 
-    Attributes:
-        run: the name of the condition: that of its first run.
-        n_runs: the number of training runs behind the value; 0 where no training run is.
-        value, low, high: our number with its 95% interval; over runs, their mean with Student's interval.
-        median: of a largest or smallest number, the median of the same numbers (over runs, the mean of theirs).
-        bounds: what the numbers of all runs lie between, where of some no more is known.
-        interval: a phrase that says over what the interval is taken.
-        runs: the name and number of each run.
-        verdict: the rule's verdict on the interval.
-        reason: why there is no verdict, or a remark about it.
-        p: the two-sided p-value against the nearest bound of the rule; ``p_holm`` is adjusted over the headlines of a
-            paper.
-        controls: the number of each model that should not pass, by the name of the control.
-        hours: of training that a claim still needs where it was not run.
-        published: whether it is of the paper's own configuration.
-    """
-
-    claim: Claim
-    run: str
-    n_runs: int
-    verdict: Verdict
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    median: float | None = None
-    bounds: Interval | None = None
-    reason: str = ""
-    interval: str = ""
-    runs: tuple[tuple[str, float | None], ...] = ()
-    p: float | None = None
-    p_holm: float | None = None
-    controls: tuple[tuple[str, float | None], ...] = ()
-    hours: float | None = None
-    published: bool = False
-
-
-class Estimate(NamedTuple):
-    """An interval of a claim's number, over what it is taken (or why there is none), its p-value, and a remark."""
-
-    interval: Interval | None
-    basis: str
-    p: float | None = None
-    remark: str = ""
-
-
-def judge(
-    claim: Claim,
-    table: Rows,
-    run: str,
-    seeds: Seeds | None = None,
-    controls: Mapping[str, Rows] | None = None,
-) -> Outcome:
-    """Returns the verdict on a claim, from its study's rows of all runs of one condition.
+    ``n_runs``, ``value``, its interval, over what that is taken and ``p`` (two-sided, against the nearest bound of the
+    rule); ``median`` of a largest or smallest number; ``at_least`` and ``at_most``, what the numbers of all runs lie
+    between, where of some no more is known; each run's own number; that of each control; ``verdict`` and ``reason``.
 
     Args:
-        table: the rows of the study's table.
-        run: the name that the outcome gives to the condition.
-        seeds: says which runs are seeds of each other.
         controls: tables of the same study on models that should not pass, by the name of the control.
     """
     try:
-        claimed = claim_numbers(claim, table, seeds)
+        claimed = claim_numbers(claim, table)
     except Unmeasured as unmeasured:
         if isinstance(unmeasured, NoRow) and claim.absent:
-            return Outcome(claim, run, 0, "not run", reason=claim.absent)
-        return Outcome(claim, run, 0, "error", reason=str(unmeasured))
-    outcome = verdict_of_numbers(claim, run, claimed)
+            return {"n_runs": 0, "verdict": "not run", "reason": claim.absent}
+        return {"n_runs": 0, "verdict": "error", "reason": str(unmeasured)}
+    row = verdict_of_numbers(claim, claimed)
     all_runs = len([name for name in by_run(single_runs(table)) if name])
     if claim.absent and not claimed.pooled and len(claimed.numbers) < all_runs:
         remark = f"{len(claimed.numbers)} of {all_runs} seeds have such a row; of the others, {claim.absent}"
-        outcome = replace(outcome, reason=joined(outcome.reason, remark))
-    shown: dict[str, float | None] = {}
+        row["reason"] = joined(row["reason"], remark)
+    passing = []
     for name, rows in (controls or {}).items():
         try:
-            shown[name] = shown_value(claim, claim_numbers(claim, rows, seeds))
+            row[name] = shown_value(claim, claim_numbers(claim, rows))
         except Unmeasured:  # an untrained model may have no such row
-            shown[name] = None
-    outcome = replace(outcome, controls=tuple(shown.items()))
-    passing = [name for name, value in shown.items() if value is not None and claim.holds.contains(value)]
-    if not passing or claim.uncontrolled:
-        return outcome
-    reason = joined(f"{' and '.join(CONTROLS[name] for name in passing)} passes too", outcome.reason)
-    verdict: Verdict = "not testable" if outcome.verdict == "held" else outcome.verdict
-    return replace(outcome, verdict=verdict, reason=reason)
+            continue
+        if row[name] is not None and claim.holds.contains(row[name]):
+            passing.append(CONTROLS[name])
+    if passing and not claim.uncontrolled:
+        row["reason"] = joined(f"{' and '.join(passing)} passes too", row["reason"])
+        row["verdict"] = "not testable" if row["verdict"] == "held" else row["verdict"]
+    return row
 
 
 def joined(*parts: str) -> str:
@@ -131,45 +73,37 @@ def joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def verdict_of_numbers(claim: Claim, run: str, claimed: ClaimNumbers) -> Outcome:
+def verdict_of_numbers(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     """Returns the verdict of the rule on a claim's numbers."""
     numbers, n_runs, bounded = claimed.numbers, claimed.n_runs, claimed.bounded
     medians = [each.median for each in numbers if each.median is not None]
-    outcome = Outcome(
-        *(claim, run, n_runs, "undecided", shown_value(claim, claimed)),
-        median=intervals.mean(medians) if medians else None,
-        bounds=hull([each.bounds for each in numbers]) if bounded and not claimed.against else None,
-        runs=() if claimed.against else tuple((each.run, known(each.value)) for each in numbers),
-    )
+    row = {
+        "n_runs": n_runs,
+        "value": shown_value(claim, claimed),
+        "median": intervals.mean(medians) if medians else None,
+        "runs": [{"run": each.run, "value": known(each.value)} for each in numbers],
+        "verdict": "undecided",
+    }
+    if bounded:
+        row["at_least"], row["at_most"] = hull([each.bounds for each in numbers])
     lacking = [each for each in numbers if math.isnan(each.value) and not each.is_bounded]
     if lacking:
         share = "" if len(numbers) == 1 else f" on {len(lacking)} of {len(numbers)} runs"
-        return replace(
-            outcome, reason=f"there is no such number{share}: its row is empty, or it is a share of 0"
-        )
+        return row | {"reason": f"there is no such number{share}: its row is empty, or it is a share of 0"}
     ends = f"known to lie {range_text(*hull(bounded))}" if bounded else ""
     is_about_runs = claim.over != "examples" and n_runs > 0
     if is_about_runs and n_runs < MIN_RUNS:
         runs = "one training run" if n_runs == 1 else f"{n_runs} training runs"
         few = f"{runs}, of three at least{where_numbers_lie(claim.holds, claimed)}"
         too_soon = f"a run ends too soon: the number is {ends}" if bounded and n_runs == 1 else ""
-        return replace(outcome, reason=joined(few, too_soon))
-    estimate = (interval_over_runs if is_about_runs else interval_over_examples)(claim, claimed)
-    if estimate.interval is None:
-        return replace(outcome, reason=f"no interval: {estimate.basis}" if is_about_runs else estimate.basis)
-    verdict = decision(claim.holds, estimate.interval)
+        return row | {"reason": joined(few, too_soon)}
+    found = interval_over_runs(claim, claimed) if is_about_runs else interval_over_examples(claim, claimed)
+    if "interval" not in found:
+        return row | found
+    verdict = decision(claim.holds, (found["value_ci_low"], found["value_ci_high"]))
     across = "the interval reaches across the rule's bound" if verdict == "undecided" else ""
     too_soon = f"{len(bounded)} of {n_runs} runs end too soon: their numbers are {ends}" if bounded else ""
-    low, high = estimate.interval
-    return replace(
-        outcome,
-        low=low,
-        high=high,
-        verdict=verdict,
-        interval=estimate.basis,
-        p=estimate.p,
-        reason=joined(estimate.remark or across, too_soon),
-    )
+    return row | found | {"verdict": verdict, "reason": joined(found.get("reason") or across, too_soon)}
 
 
 def known(value: float) -> float | None:
@@ -184,87 +118,80 @@ def hull(several: Sequence[Interval]) -> Interval:
 
 def where_numbers_lie(bounds: Bounds, claimed: ClaimNumbers) -> str:
     """Returns a phrase that says where the numbers of too few runs lie."""
-    if claimed.against:
-        divided = len(claimed.numbers)
-        return f"; {divided} are divided by it" if len(claimed.against) == 1 < divided else ""
     verdicts = [decision(bounds, each.bounds, not each.is_bounded) for each in claimed.numbers]
     if len(verdicts) > 1:
         return f"; {verdicts.count('held')} of them within the rule"
     return {"held": "; this one lies within the rule", "failed": "; this one does not"}.get(verdicts[0], "")
 
 
-def interval_over_examples(claim: Claim, claimed: ClaimNumbers) -> Estimate:
+def estimate(interval: Interval, basis: str, p: float | None = None, remark: str = "") -> dict[str, Any]:
+    """Returns the columns of an interval: over what it is taken, its p-value, and a remark."""
+    low, high = interval
+    return {"value_ci_low": low, "value_ci_high": high, "interval": basis, "p": p, "reason": remark}
+
+
+def interval_over_examples(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     """Returns the table's own interval over examples, of several runs the mean of theirs."""
     several = [each.over_examples for each in claimed.numbers if each.over_examples is not None]
     value = shown_value(claim, claimed)
     if value is None or len(several) < len(claimed.numbers):
-        return Estimate(None, "the study has no interval of this number")
+        return {"reason": "the study has no interval of this number"}
     low, high = intervals.mean_interval(several)
     error = (high - low) / 2 / intervals.z_quantile(1 - ALPHA / 2)
-    return Estimate(
+    return estimate(
         (low, high), "over examples", two_sided(claim.holds, value, error, None) if error else None
     )
 
 
-def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> Estimate:
+def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     """Returns the interval over runs: Student's t unless the claim or what is known of its numbers asks for another."""
-    n_runs, values = claimed.n_runs, [each.value for each in claimed.numbers]
-    over = f"over {n_runs} runs"
+    values, over = [each.value for each in claimed.numbers], f"over {claimed.n_runs} runs"
     if claimed.pooled:
         found = claimed.numbers[0].over_examples
-        return Estimate(found, f"the study's, {over}" if found else "the study has none of this number")
+        return (
+            estimate(found, f"the study's, {over}")
+            if found
+            else {"reason": "no interval: the study has none"}
+        )
     if claimed.bounded:
         return interval_of_bounds(claim, claimed)
-    if claimed.against:
-        found = intervals.fieller_interval(values, claimed.against)
-        divisors = f"{len(claimed.against)} runs"
-        why = f"the divisor over {divisors} cannot be told from 0"
-        return Estimate(found, f"Fieller, over {len(values)} and {divisors}" if found else why)
     if claim.over == "share of runs":
         p = share_p_value(claim.holds, values)
-        return Estimate(intervals.share_interval(values), f"exact binomial, {over}", p)
+        return estimate(intervals.share_interval(values), f"exact binomial, {over}", p)
     if claim.log and min(values) <= 0:
-        return Estimate(None, "a number that is not above 0 has no logarithm")
+        return {"reason": "no interval: a number that is not above 0 has no logarithm"}
     forth, back = SCALES[claim.log]
     scaled = [forth(value) for value in values]
-    low, high = intervals.t_interval(scaled) or NOTHING
+    low, high = intervals.t_interval(scaled) or (math.nan, math.nan)
     found, basis = (back(low), back(high)), f"t, {over}{', of the logarithm' * claim.log}"
     error = intervals.standard_error(scaled)
     # A t of no spread would have a p-value of 0, which a few runs that agree cannot show.
     if not error or len(set(values)) == 1:
-        return Estimate(
-            found, basis, remark=f"all {n_runs} runs give the same number: no spread, and no p-value"
-        )
+        alike = f"all {claimed.n_runs} runs give the same number: no spread, and no p-value"
+        return estimate(found, basis, remark=alike)
     ends = {name: forth(end) for name, end in claim.holds if end is not None}
-    return Estimate(found, basis, two_sided(Bounds(**ends), intervals.mean(scaled), error, n_runs - 1))
+    p = two_sided(Bounds(**ends), intervals.mean(scaled), error, claimed.n_runs - 1)
+    return estimate(found, basis, p)
 
 
-def interval_of_bounds(claim: Claim, claimed: ClaimNumbers) -> Estimate:
-    """Returns the interval over runs of which some end too soon to give more than bounds of their number."""
+def interval_of_bounds(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
+    """Returns the widest t interval of numbers of which some are known between bounds alone."""
     bounds, n_runs = [each.bounds for each in claimed.numbers], claimed.n_runs
-    if claimed.against:
-        return Estimate(None, "a run ends too soon, and cannot be paired with those it is divided by")
     lowest, unknown = min(low for low, _ in bounds), len(claimed.bounded)
     # A bound of 0 has no logarithm: then the interval is of the numbers themselves.
     forth, back = SCALES[claim.log and lowest > 0]
     found = intervals.bounded_t_interval([(forth(low), forth(high)) for low, high in bounds])
-    if found is not None:
-        low, high = map(back, found)
-        basis = f"t, over {n_runs} runs, of {unknown} of which bounds alone are known"
-        return Estimate((max(low, 0.0) if lowest >= 0 else low, high), basis)
-    found = intervals.median_interval(bounds)
-    if found is not None:
-        return Estimate(found, f"of the median, over {n_runs} runs")
-    lacking = f"{unknown} of {n_runs} runs end too soon to have the number"
-    where = where_numbers_lie(claim.holds, claimed)
-    return Estimate(None, f"{lacking}, and an interval of the median takes six{where}")
+    if found is None:
+        lie = where_numbers_lie(claim.holds, claimed)
+        return {"reason": f"no interval: {unknown} of {n_runs} runs end too soon to have the number{lie}"}
+    low, high = map(back, found)
+    basis = f"t, over {n_runs} runs, of {unknown} of which bounds alone are known"
+    return estimate((max(low, 0.0) if lowest >= 0 else low, high), basis)
 
 
 def shown_value(claim: Claim, claimed: ClaimNumbers) -> float | None:
     """Returns the mean over runs, the geometric one where the claim is on a log scale; ``None`` where there is none."""
     values, (forth, back) = [each.value for each in claimed.numbers], SCALES[claim.log]
-    if claimed.against:
-        return known(intervals.mean(values) / intervals.mean(claimed.against))
     if any(math.isnan(value) for value in values) or (claim.log and min(values) <= 0):
         return None
     return back(intervals.mean([forth(value) for value in values]))

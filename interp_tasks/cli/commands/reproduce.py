@@ -78,7 +78,7 @@ def reproduce(
     failed: list[str] = []
     with progress_line(common.quiet) as progress:
         if measure or train:
-            failed += reproduction.measure(paper, preset, **asked, progress=progress).crashes
+            reproduction.measure(paper, preset, **asked, progress=progress)
         if check:
             failed += reproduction.check_records(paper, preset, **asked, progress=progress)
     done = reproduction.reproduce(paper, preset, rows=chosen, records=asked["file"], runs=runs)
@@ -114,7 +114,7 @@ def print_claims(reproduction: Reproduction) -> None:
     from interp_tasks.reproduction.page import summary_of
 
     out = console()
-    every: list[Any] = reproduction.frame().to_dict("records")
+    every: list[Any] = reproduction.frame.to_dict("records")
     out.print(lines([("verdict", "claim", "published", "ours", "seeds")], out.width), style="dim")
     for experiment in reproduction.paper.row:
         outcomes = [each for each in every if each["row"] == experiment.number]

@@ -132,19 +132,6 @@ def test_a_run_that_its_recipe_does_not_ship_is_refused_in_one_line(changes, sai
     assert "\n" not in str(raised.value)
 
 
-def test_a_run_of_another_seed_than_its_name_says_is_refused(tmp_path):
-    recipe = tmp_path / "own.toml"
-    block = (
-        '[[train]]\ntask = "modular-addition"\nseeds = "0:3"\nship = { name = "a/seed-NAME", seeds = "1" }\n'
-    )
-    run = {"name": "a", "preset": "cpu", "recipe": str(recipe), "seeds": "1", "hours": 1}
-    recipe.write_text(block.replace("NAME", "1"), encoding="utf-8")
-    assert parse_paper(paper(runs={"core": [run]}), "x").run[0].settings == {}
-    recipe.write_text(block.replace("NAME", "2"), encoding="utf-8")
-    with pytest.raises(UserError, match="a/seed-2 is no seed 2 of a/seed-2"):
-        parse_paper(paper(runs={"core": [run | {"seeds": "2"}]}), "x")
-
-
 def test_the_flagship_has_five_seeds_and_its_own_settings():
     """Small models are conditions of their own, no seeds of it."""
     found = read_paper("matrix-completion")
@@ -206,13 +193,6 @@ def test_a_paper_that_contradicts_itself_is_refused_in_one_line(content, said):
         parse_paper(content, "small.toml")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_a_reason_alone_is_of_every_scale_but_the_papers():
-    (claim,) = parse_paper(paper(claim={"scale": "too shallow"}), "x").claim
-    assert claim.scale == {"cpu": "too shallow", "reference": "too shallow"}
-    (claim,) = parse_paper(paper(claim={"scale": {"cpu": "too shallow"}}), "x").claim
-    assert claim.scale == {"cpu": "too shallow"}
 
 
 def test_the_command_of_a_run_gives_its_settings(tmp_path):

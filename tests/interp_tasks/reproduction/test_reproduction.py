@@ -18,7 +18,7 @@ from interp_tasks.published import Claim, Paper
 from interp_tasks.published.paper import as_typed
 from interp_tasks.reproduction import check_records, measure, reproduce, train_missing
 from interp_tasks.reproduction.records import read_file, rule_of, write_records
-from interp_tasks.reproduction.runs import locate_all
+from interp_tasks.reproduction.runs import stored_runs
 
 SETTINGS = {
     "train.steps": 4,
@@ -49,10 +49,9 @@ def content(*claims, **changes):
         "row": [{"number": 1, "title": "First"}, {"number": 2, "title": "Second"}],
         "run": [{**run, "name": "a"}, {**run, "name": "b", "settings": SETTINGS | {"train.seed": 1}}],
         "study": [
-            {"id": "s", "rows": [1], "experiment": "ablation", "at": ["0", "4"], "settings": {"samples": 8}},
+            {"id": "s", "experiment": "ablation", "at": ["0", "4"], "settings": {"samples": 8}},
             {
                 "id": "t",
-                "rows": [2],
                 "experiment": "ablation",
                 "at": ["4"],
                 "together": True,
@@ -84,11 +83,12 @@ def runs(tmp_path_factory):
 
 
 def reproduced(paper, *, runs, rows=(), **options):
-    """A paper's verdicts on the runs of a folder, measured and judged."""
+    """A paper's verdicts on the runs of a folder, measured and judged: all, and a series for each claim."""
     with TemporaryDirectory() as folder:
         records = Path(folder) / "records.jsonl"
         measure(paper, file=records, runs=runs, rows=rows, **options)
-        return reproduce(paper, records=records, runs=runs, rows=rows)
+        found = reproduce(paper, records=records, runs=runs, rows=rows)
+        return found, [row for _, row in found.frame.iterrows()]
 
 
 @pytest.fixture(scope="module")
@@ -101,37 +101,32 @@ def row_of(table, ref="4", metric="mse_masked"):
 
 
 def test_a_paper_on_one_run_of_two(runs):
-    scale = claim(id="scale", scale={"cpu": "too small"}).model_dump()
-    together = claim(id="together", row=2, study="t").model_dump()
-    of_b = claim(id="of b", row=2, study="t", where={"run": "b", "metric": "mse_masked"}).model_dump()
-    crash = {"id": "x", "rows": [1], "experiment": "ablation", "at": ["4"], "settings": {"colour": "red"}}
-    of_a = claim(id="of a", row=2, study="t", where={"run": "a", "metric": "mse_masked"}).model_dump()
-    of_crash = claim(id="crash", study="x").model_dump()
-    given = content(claim().model_dump(), scale, together, of_b, of_a, of_crash)
-    paper = paper_of(given | {"study": [*given["study"], crash]})
+    where = {"metric": "mse_masked"}
+    scale = claim(id="scale", scale={"cpu": "too small"})
+    together, of_b, of_a = (
+        claim(id=name, row=2, study="t", where=where | of)
+        for name, of in (("together", {"ref": "4"}), ("of b", {"run": "b"}), ("of a", {"run": "a"}))
+    )
+    paper = paper_of(content(*(each.model_dump() for each in (claim(), scale, together, of_b, of_a))))
     seen = []
-    found = reproduced(paper, runs=runs, progress=lambda *state: seen.append(state))
+    found, rows = reproduced(paper, runs=runs, progress=lambda *state: seen.append(state))
     # Each study on the run that is there, and on its untrained model.
-    assert [state[:2] for state in seen] == [(done, 6) for done in range(1, 7)]
-    verdicts = {(each.claim.id, each.run): each for each in found.outcomes}
+    assert [state[:2] for state in seen] == [(done, 4) for done in range(1, 5)]
+    verdicts = {(row["claim"], row["run"]): row for row in rows}
     alone = verdicts["value", "a"]
-    assert (alone.verdict, alone.n_runs) == ("undecided", 1)
-    assert alone.reason.endswith("within the rule; without runs that are not measured: b")
-    assert verdicts["scale", "a"].verdict == "not testable"
-    assert verdicts["scale", "a"].reason == "too small"
-    assert verdicts["crash", "a"].verdict == "not run"
+    assert (alone["verdict"], alone["n_runs"]) == ("undecided", 1)
+    assert verdicts["scale", "a"][["verdict", "reason"]].tolist() == ["not testable", "too small"]
     # Together: what is there, and how many runs that is.
-    assert (verdicts["together", "core"].verdict, verdicts["together", "core"].n_runs) == ("undecided", 1)
-    assert verdicts["together", "core"].reason.endswith("; without runs that are not measured: b")
+    assert verdicts["together", "core"][["verdict", "n_runs"]].tolist() == ["undecided", 1]
     # What is said of a run that is not there is not decided on those that are.
     missing = verdicts["of b", "core"]
-    assert (missing.verdict, missing.value, missing.hours) == ("not run", None, 0.5)
-    # What is said of the run that is there lacks none.
-    assert verdicts["of a", "core"].reason.endswith("of three at least; this one lies within the rule")
-    assert {each.name for each in found.missing} == {"a", "b"}
+    assert (missing["verdict"], missing["hours"]) == ("not run", 0.5)
+    assert pandas.isna(missing["value"])
+    assert verdicts["of a", "core"]["reason"].endswith("of three at least; this one lies within the rule")
+    assert {each.name for each in found.missing} == {"b"}
     assert found.measured == ("a",)
-    only = reproduced(paper, runs=runs, rows=[2])
-    assert [each.claim.id for each in only.outcomes] == ["together", "of b", "of a"]
+    only, _ = reproduced(paper, runs=runs, rows=[2])
+    assert only.frame["claim"].tolist() == ["together", "of b", "of a"]
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -143,12 +138,10 @@ def test_a_step_that_two_marks_mean_counts_under_both(runs, together):
     before = claim(id="before", where=where | {"ref": "0"})
     given = content(*(one.model_dump() for one in (by_number, by_mark, before)))
     study = given["study"][0] | {"at": ["0", "4", "last"], "together": together}
-    found = reproduced(paper_of(given | {"study": [study, given["study"][1]]}), runs=runs)
-    number, mark, earlier = (
-        {one.claim.id: one for one in found.outcomes}[name] for name in ("number", "mark", "before")
-    )
-    assert mark.value == 1
-    assert number.value != earlier.value
+    found, _ = reproduced(paper_of(given | {"study": [study, given["study"][1]]}), runs=runs)
+    value = found.frame.set_index("claim")["value"]
+    assert value["mark"] == 1
+    assert value["number"] != value["before"]
     assert not found.errors
 
 
@@ -158,39 +151,22 @@ def test_runs_of_other_settings_are_other_conditions(runs):
     wide = {**given["run"][1], "name": "wide", "settings": SETTINGS | {"model.d_model": 16}}
     longer = {**given["run"][1], "name": "longer", "settings": SETTINGS | {"train.steps": 9, "train.seed": 2}}
     paper = paper_of(given | {"run": [*given["run"], wide, longer]})
-    found = reproduced(paper, runs=runs)
-    assert [(each.run, each.verdict) for each in found.outcomes] == [("a", "undecided"), ("wide", "not run")]
-    assert found.outcomes[0].reason.endswith("; without runs that are not measured: b, longer")
-
-
-def test_a_run_that_nothing_can_be_tested_on_is_not_measured(runs):
-    given = content(claim().model_dump())
-    given["run"] = [given["run"][0] | {"untestable": "it has stalled"}]
-    given["study"] = given["study"][:1]
-    seen = []
-    found = reproduced(paper_of(given), runs=runs, progress=lambda *state: seen.append(state))
-    (outcome,) = found.outcomes
-    assert (outcome.verdict, outcome.reason, outcome.n_runs, seen) == (
-        "not testable",
-        "it has stalled",
-        0,
-        [],
-    )
+    found, _ = reproduced(paper, runs=runs)
+    assert found.frame[["run", "verdict"]].values.tolist() == [["a", "undecided"], ["wide", "not run"]]
+    assert [each.name for each in found.missing] == ["b", "longer", "wide"]
 
 
 def test_the_untrained_model_is_that_before_the_first_step(runs, table):
     """Its number is that of step 0, whatever mark the claim is about."""
     paper = paper_of(content(claim(holds={"above": 0.0}).model_dump()))
-    found = reproduced(paper, runs=runs, rows=[1])
-    (outcome,) = found.outcomes
-    ((control, value),) = outcome.controls
-    assert (control, value) == ("untrained", pytest.approx(row_of(table, "0")["value"]))
-    assert outcome.reason.startswith("an untrained model passes too; one training run")
+    _, (row,) = reproduced(paper, runs=runs, rows=[1])
+    assert row["untrained"] == pytest.approx(row_of(table, "0")["value"])
+    assert row["reason"].startswith("an untrained model passes too; one training run")
     none = claim(holds={"above": 0.0}, uncontrolled="it is so by definition").model_dump()
-    (outcome,) = reproduced(paper_of(content(none)), runs=runs, rows=[1]).outcomes
+    _, (row,) = reproduced(paper_of(content(none)), runs=runs, rows=[1])
     # Its number is shown, and nothing said against the claim.
-    assert outcome.controls == (("untrained", pytest.approx(row_of(table, "0")["value"])),)
-    assert outcome.reason.startswith("one training run")
+    assert row["untrained"] == pytest.approx(row_of(table, "0")["value"])
+    assert row["reason"].startswith("one training run")
 
 
 def test_what_a_trained_run_gives_goes_into_the_control_too(runs, table):
@@ -203,8 +179,8 @@ def test_what_a_trained_run_gives_goes_into_the_control_too(runs, table):
         "at": ["0"],
         "settings": {"source": "{trained}@4", "components": ["qkv+mlp+unembed"], "samples": 8},
     }
-    (outcome,) = reproduced(paper_of(given), runs=runs, rows=[1]).outcomes
-    assert outcome.controls == (("untrained", pytest.approx(outcome.runs[0][1])),)
+    _, (row,) = reproduced(paper_of(given), runs=runs, rows=[1])
+    assert row["untrained"] == pytest.approx(row["value"])
 
 
 @pytest.mark.parametrize(("control", "step"), [("shuffled", "4"), ("memorised", "0")])
@@ -214,8 +190,9 @@ def test_another_model_stands_for_the_run_that_is_claimed_about(runs, table, con
     given = content(claim(controls=[control], where=where).model_dump())
     given["run"].append(given["run"][0] | {"role": "mixed"})
     given["study"][0] |= {"shuffled": "mixed", "memorised": "0"}
-    (outcome,) = reproduced(paper_of(given), runs=runs, rows=[1]).outcomes
-    assert outcome.controls == ((control, pytest.approx(row_of(table, step)["value"])),)
+    _, (row,) = reproduced(paper_of(given), runs=runs, rows=[1])
+    assert row[control] == pytest.approx(row_of(table, step)["value"])
+    assert pandas.isna(row["untrained"])
 
 
 def test_every_shuffled_run_counts_where_fewer_runs_are_there(runs, table, tmp_path):
@@ -227,11 +204,11 @@ def test_every_shuffled_run_counts_where_fewer_runs_are_there(runs, table, tmp_p
     paper = paper_of(given)
     given["study"][0] |= {"role": "mixed"}
     train_missing(paper_of(given), runs=tmp_path, rows=[1])
-    (outcome,) = reproduced(paper, runs=tmp_path, rows=[1]).outcomes
+    _, (row,) = reproduced(paper, runs=tmp_path, rows=[1])
     shuffled = [f"{tmp_path}/c/seed-{seed}@4" for seed in (1, 4)]
     values = [row_of(experiments.ablation([ref], samples=8).frame)["value"] for ref in shuffled]
     assert values[0] != pytest.approx(values[1])
-    assert outcome.controls == (("shuffled", pytest.approx(sum(values) / 2)),)
+    assert row["shuffled"] == pytest.approx(sum(values) / 2)
 
 
 def of_small(monkeypatch, paper):
@@ -250,7 +227,7 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
         ).model_dump(),
     )
     paper = paper_of(given)
-    found = reproduced(paper, runs=runs)
+    found, _ = reproduced(paper, runs=runs)
     found.write(tmp_path / "out")
     rows = json.loads((tmp_path / "out/claims.json").read_text())
     # An untrained model has an error below a billion, too.
@@ -286,12 +263,12 @@ def test_a_record_is_measured_once_and_checked_on_request(runs, tmp_path):
     paper = paper_of(content(claim().model_dump()))
     records, folder = tmp_path / "records.jsonl", tmp_path / "runs"
     shutil.copytree(runs / "a", folder / "a")
-    assert len(measure(paper, file=records, runs=folder, rows=[1]).records) == 2
+    assert len(measure(paper, file=records, runs=folder, rows=[1])) == 2
     written = records.read_text()
-    assert measure(paper, file=records, runs=folder, rows=[1]).records == ()
+    assert measure(paper, file=records, runs=folder, rows=[1]) == []
     assert records.read_text() == written
     assert check_records(paper, file=records, runs=folder) == []
-    before = reproduce(paper, records=records, rows=[1]).frame()
+    before = reproduce(paper, records=records, rows=[1]).frame
     stored = read_file(records)
     key = ("s", "a", "")
     value = stored[key].columns.index("value")
@@ -307,14 +284,14 @@ def test_a_record_is_measured_once_and_checked_on_request(runs, tmp_path):
     shutil.rmtree(folder / "a/checkpoints")
     assert check_records(paper, file=records, runs=folder) == []
     shutil.rmtree(folder)
-    pandas.testing.assert_frame_equal(reproduce(paper, records=records, rows=[1]).frame(), before)
+    pandas.testing.assert_frame_equal(reproduce(paper, records=records, rows=[1]).frame, before)
     # Of a study that measures otherwise, and of a run with other settings, it is no record.
     other = json.loads(json.dumps(content(claim().model_dump())))
     other["study"][0]["settings"]["samples"] = 4
-    assert {each.verdict for each in reproduce(paper_of(other), records=records).outcomes} == {"not run"}
+    assert set(reproduce(paper_of(other), records=records).frame["verdict"]) == {"not run"}
     other = content(claim().model_dump())
     other["run"] = [{**each, "settings": each["settings"] | {"model.d_model": 16}} for each in other["run"]]
-    assert {each.verdict for each in reproduce(paper_of(other), records=records).outcomes} == {"not run"}
+    assert set(reproduce(paper_of(other), records=records).frame["verdict"]) == {"not run"}
     records.write_text("nothing\n")
     with pytest.raises(UserError, match="line 1: no record of a measurement"):
         reproduce(paper, records=records)
@@ -366,10 +343,10 @@ def test_a_folder_with_another_run_is_refused(runs, tmp_path, asked, stored, sai
     given = content(claim().model_dump())
     given["run"][0]["settings"] = SETTINGS | asked
     if not said:
-        assert locate_all(paper_of(given), "cpu", tmp_path)[0].base == f"{tmp_path}/a"
+        assert stored_runs(paper_of(given), "cpu", tmp_path)[0].base == f"{tmp_path}/a"
         return
     with pytest.raises(UserError) as raised:
-        locate_all(paper_of(given), "cpu", tmp_path)
+        stored_runs(paper_of(given), "cpu", tmp_path)
     assert said in str(raised.value)
 
 
@@ -384,30 +361,19 @@ def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
     assert (folders[0] / weights).read_bytes() == (runs / "a" / weights).read_bytes()
     assert (folders[1] / weights).read_bytes() != (folders[0] / weights).read_bytes()
     assert train_missing(paper, runs=tmp_path) == []
-    # Interrupted: nothing is decided on it, and it goes on where it stopped.
+    # Interrupted: nothing is decided on it, and it goes on where it stopped; the other seed counts.
     trained = (folders[1] / weights).read_bytes()
     shutil.rmtree((folders[1] / weights).parent)
-    assert {each.verdict for each in reproduced(paper, runs=tmp_path).outcomes} == {"not run"}
-    assert train_missing(paper, runs=tmp_path) == folders
-    assert (folders[1] / weights).read_bytes() == trained
-    found = reproduced(
-        paper_of(given | {"claim": [claim(id="u", row=2, study="t", reduce="mean").model_dump()]}),
-        runs=tmp_path,
-    )
-    (outcome,) = found.outcomes
-    first = outcome.runs[0][1]
-    assert (outcome.verdict, outcome.n_runs) == ("undecided", 2)
-    assert [run.rpartition("/")[2] for run, _ in outcome.runs] == ["seed-0", "seed-1"]
-    # One of the seeds alone: it is read, and the other is named and trained by itself.
-    shutil.rmtree(folders[1])
-    assert [each.name for each in locate_all(paper, "cpu", tmp_path)] == ["a/seed-0"]
-    found = reproduced(found.paper, runs=tmp_path)
-    ((outcome,), (lacking,)) = found.outcomes, found.missing
-    assert (lacking.name, lacking.hours) == ("a/seed-1", 0.25)
-    assert (outcome.n_runs, outcome.value) == (1, first)
-    assert "without runs that are not measured: seed-1" in outcome.reason
+    found, (row,) = reproduced(paper, runs=tmp_path, rows=[1])
+    assert (row["verdict"], row["n_runs"]) == ("undecided", 1)
+    (lacking,) = found.missing
+    assert (lacking.name, lacking.seeds, lacking.hours) == ("a", "1", 0.25)
     assert train_missing(paper, runs=tmp_path) == folders[1:]
     assert (folders[1] / weights).read_bytes() == trained
+    whole = claim(id="u", row=2, study="t", reduce="mean").model_dump()
+    _, (row,) = reproduced(paper_of(given | {"claim": [whole]}), runs=tmp_path)
+    assert (row["verdict"], row["n_runs"]) == ("undecided", 2)
+    assert [each["run"] for each in row["runs"]] == ["a/seed-0", "a/seed-1"]
 
 
 @pytest.mark.parametrize(
