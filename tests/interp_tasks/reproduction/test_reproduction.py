@@ -374,21 +374,3 @@ def test_training_what_is_missing_gives_what_the_command_gives(runs, tmp_path):
     _, (row,) = reproduced(paper_of(given | {"claim": [whole]}), runs=tmp_path)
     assert (row["verdict"], row["n_runs"]) == ("undecided", 2)
     assert [each["run"] for each in row["runs"]] == ["a/seed-0", "a/seed-1"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["other"], "no paper 'other'"),
-        (["matrix-completion", "--rows", "32"], "--rows 32: matrix-completion has rows 1 to 31"),
-        (["matrix-completion", "--rows", "five"], "--rows 'five'"),
-        (["matrix-completion", "--preset", "huge"], "--preset 'huge'"),
-        (["matrix-completion", "--device", "tpu"], "--device 'tpu'"),
-        (["matrix-completion", "--device", "cuda:1"], "--device cuda:1 is for --train"),
-    ],
-)
-def test_wrong_options_are_refused_in_one_line(arguments, said, capsys):
-    assert main(["reproduce", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert captured.err.count("\n") == 1
