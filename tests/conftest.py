@@ -56,7 +56,6 @@ SLOW = {
     "interp_tasks/experiments/test_circuit": ("faithfulness_is_that_of_a_forward_by_hand",),
     "interp_tasks/measurement/test_head_classes": ("the_least_patterned_heads",),
     "interp_tasks/papers/matrix_completion/test_embeddings": ("alignment_is_measured_against",),
-    "interp_tasks/papers/matrix_completion/test_order": ("alignment_is_that_of_embeddings",),
     "interp_tasks/test_report": ("a_run_without_a_drop",),
     "interp_tasks/search/test_search": ("an_interrupted_search",),
     "interp_tasks/test_zoo": (

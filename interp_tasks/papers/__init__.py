@@ -1,1 +1,1 @@
-"""Analyses that serve one paper each, a folder for each paper; `interp_tasks.experiments` lists them all."""
+"""Analyses that serve one paper each, a folder for each paper, and the grid of inputs that they share."""

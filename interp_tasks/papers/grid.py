@@ -74,6 +74,14 @@ class GridInputs:
         """Returns the position of each coordinate in the tokens."""
         return [int(axis.position or 0) for axis in self.axes]
 
+    def rows_of(self, tokens: Tensor) -> Tensor:
+        """Returns the rows that examples ``[example pos]`` are; those that are not on the grid are left out."""
+        import torch
+
+        row_of_input = {tuple(row): at for at, row in enumerate(self.tokens.tolist())}
+        found = [row_of_input[row] for row in map(tuple, tokens.tolist()) if row in row_of_input]
+        return torch.tensor(found, dtype=torch.long)
+
     @cached_property
     def answers(self) -> Mapping[str, Answer]:
         """Returns the modular answers by name.

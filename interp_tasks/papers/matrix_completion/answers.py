@@ -14,7 +14,7 @@ from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, Options, check_has_task
 from interp_tasks.measurement.table import Row
-from interp_tasks.papers.matrix_completion.methods import forward
+from interp_tasks.papers.matrix_completion.methods import declared, forward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,12 +51,8 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures one checkpoint on inputs whose hidden entries hold a token, against token and truth."""
         task: Any = subject.task
-        if not hasattr(task, "copying_inputs"):
-            raise UserError(
-                f"task {task.name!r} declares no inputs to copy: give it copying_inputs(n, seed, split)"
-            )
-        samples = options.get("samples") or DEFAULT_SAMPLES
-        inputs = task.copying_inputs(samples, subject.seed, subject.labels["split"])
+        drawn: dict[str, Any] = {"seed": subject.seed, "split": subject.labels["split"]}
+        inputs = declared(task, "copying_inputs", n=options.get("samples") or DEFAULT_SAMPLES, **drawn)
         rows = []
         for name, (copied, original) in inputs.items():
             output = forward(subject.model, copied.tokens)
@@ -89,11 +85,9 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         import torch
 
         task: Any = subject.task
-        if not hasattr(task, "decoded"):
-            raise UserError(f"task {task.name!r} decodes nothing: it has no method decoded(model, batch)")
+        greedy = declared(task, "decoded", model=subject.model, batch=subject.batch)
         with torch.no_grad():
             forced = task.metrics(subject.model(subject.tokens), subject.batch)
-        greedy = task.decoded(subject.model, subject.batch)
         rows = {
             FORCED: paired(forced, None, subject.seed),
             GREEDY: paired({name: greedy[name] for name in forced if name in greedy}, forced, subject.seed),
@@ -123,12 +117,12 @@ def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     check_has_task("influence", options)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        declared = influences_of(subject)
-        moved = changes(subject, declared)
+        found = influences_of(subject)
+        moved = changes(subject, found)
         return [
             {**row, "variant": "model", "intervention": kind, "engine": "naive"}
-            for kind in declared.kinds
-            for row in kind_rows(kind, moved, declared, subject.seed)
+            for kind in found.kinds
+            for row in kind_rows(kind, moved, found, subject.seed)
         ]
 
     options = {**options, "samples": options.get("samples") or 64}

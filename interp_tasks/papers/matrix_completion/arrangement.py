@@ -7,18 +7,23 @@ the value itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from interp_tasks.measurement.embeddings import correlation, resamples
+import numpy as np
+import pandas
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+from scipy.stats import rankdata
+
+from interp_tasks.errors import UserError
+from interp_tasks.measurement.embeddings import Tables, correlation, interval, resamples
+from interp_tasks.measurement.table import Row, numbers
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from interp_tasks.measurement.embeddings import Array
     from tasks import Task
 
+Array = NDArray[np.float64]
 ALIGNMENT = "alignment with the final embeddings"
 #: Of labels, behind the p-value of a silhouette.
 PERMUTATIONS = 999
@@ -28,8 +33,6 @@ def principal_components(points: Array) -> tuple[Array, Array]:
     """Returns the directions ``[component d]`` of two principal components of points ``[point d]``, largest first, and
     the centred points on them, ``[point component]``; their signs are arbitrary.
     """
-    import numpy as np
-
     left, sizes, right = np.linalg.svd(points - points.mean(0), full_matrices=False)
     return right[:2], (left * sizes)[:, :2]
 
@@ -39,8 +42,6 @@ def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> 
 
     Whichever end of the scores fits better is taken for the positive class's.
     """
-    import numpy as np
-
     wins = np.sign(scores[positive][:, None] - scores[~positive]) / 2 + 0.5
     ups, downs = weights[:, positive], weights[:, ~positive]
     pairs = ups.sum(1) * downs.sum(1)
@@ -52,8 +53,6 @@ def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> 
 
 def distances(points: Array) -> Array:
     """Returns the Euclidean distances between all points."""
-    from scipy.spatial.distance import cdist
-
     found: Array = cdist(points, points)
     return found
 
@@ -64,8 +63,6 @@ def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
     (b − a) / max(a, b) of each point: a its mean distance to the others of its cluster, b to the nearest other
     cluster's points. A point alone in its cluster has 0.
     """
-    import numpy as np
-
     members = np.eye(labels.max() + 1)[labels]
     sizes = members.sum(0)
     sums = apart @ members
@@ -81,8 +78,6 @@ def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
 
 def clustered(points: Array, labels: NDArray[np.int64], seed: int) -> tuple[float, float, float]:
     """Returns the silhouette of points in clusters, its mean under permuted labels, and p of one as large."""
-    import numpy as np
-
     apart = distances(points)
     value = silhouette(apart, labels)
     rng = np.random.default_rng([seed, 3])
@@ -94,7 +89,6 @@ def clustered(points: Array, labels: NDArray[np.int64], seed: int) -> tuple[floa
 
 def tsne(points: Array, seed: int) -> Array:
     """Returns scikit-learn's t-SNE in two dimensions; its perplexity is 30, at most a third of the other points."""
-    import numpy as np
     from sklearn.manifold import TSNE
 
     perplexity = min(30, (len(points) - 1) / 3)
@@ -107,10 +101,22 @@ def axes_of(task: Task) -> dict[str, int]:
     return {axis.name: len(axis.values) for axis in task.grid_axes() if axis.position is None}
 
 
+def values_of(task: Task | None, largest: float | None) -> dict[int, float]:
+    """Returns what token ids stand for."""
+    assert task is not None
+    values = task.token_values()
+    if not values and not axes_of(task):
+        raise UserError(
+            f"task {task.name!r} does not say what its tokens (token_values) or positions (grid_axes) stand for"
+        )
+    kept = {id_: v for id_, v in values.items() if largest is None or abs(v) <= largest * (1 + 1e-6)}
+    if values and len(kept) < 4:
+        raise UserError(f"{len(kept)} values are left (--largest); at least 4 are needed")
+    return kept
+
+
 def labels_of(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
     """Returns where each position of the grid lies along each axis."""
-    import numpy as np
-
     sizes = tuple(axes.values())
     return dict(zip(axes, np.unravel_index(np.arange(math.prod(sizes)), sizes), strict=True))
 
@@ -134,9 +140,6 @@ def of_tokens(values: Array, points: Array, last: Array | None, seed: int) -> di
         values: ``[point]``, which the embeddings ``points [point d]`` stand for.
         last: those of the run's last checkpoint.
     """
-    import numpy as np
-    from scipy.stats import rankdata
-
     weights, (_, scores) = resamples(len(values), seed), principal_components(points)
     quantities = {}
     at = {value: index for index, value in enumerate(values.tolist())}
@@ -158,3 +161,60 @@ def of_tokens(values: Array, points: Array, last: Array | None, seed: int) -> di
     if last is not None:
         quantities[ALIGNMENT] = ("two components", alignment(points, last, weights))
     return quantities
+
+
+# ---- the rows of the table, the points of the figures
+
+
+def token_rows(
+    values: Mapping[int, float], tables: Tables, other: Tables | None, end: Tables | None, seed: int
+) -> Iterator[Row]:
+    """Yields rows of the token embeddings, beside those of an untrained model."""
+
+    def measured(of: Tables) -> dict[str, tuple[str, Array]]:
+        last = None if end is None else end.rows(values)
+        return of_tokens(np.array(list(values.values())), of.rows(values), last, seed)
+
+    baseline = {} if other is None else measured(other)
+    for metric, (about, value) in measured(tables).items():
+        row = {"variant": "tokens", "site": "embed", "n": len(values), "intervention": about}
+        beside = float(baseline[metric][1][0]) if metric in baseline else None
+        yield {**row, "metric": metric, **numbers(value[0], interval(value[1:]), beside)}
+
+
+def position_rows(
+    axes: Mapping[str, int], positions: Array, other: Array | None, plane: Array, seed: int
+) -> Iterator[Row]:
+    """Yields rows of the position embeddings, and of their t-SNE ``plane``."""
+    cells = len(plane)
+    common: Row = {"variant": "positions", "site": "pos_embed", "n": cells}
+    for prefix, points in (("", positions[:cells]), ("t-SNE ", plane)):
+        for axis, labels in clusters_of(axes).items():
+            value, null, p = clustered(points, labels, seed)
+            name = f"{prefix}silhouette by {axis}"
+            about = {**common, "intervention": "against permuted labels", "metric": name}
+            yield {**about, **numbers(value, baseline=null), "p_value": p}
+            yield {**about, "metric": f"{name}: p", "value": p}
+    axis, size = next(iter(axes.items()))
+    if size > 2:
+        # The one or two lines in the middle of the first axis.
+        middle = np.abs(labels_of(axes)[axis] - (size - 1) / 2) < 1
+        norms = [np.linalg.norm(each[:cells], axis=1) for each in (positions, other) if each is not None]
+        ratios = [float(each[middle].mean() / each[~middle].mean()) for each in norms]
+        about = {**common, "intervention": "norms", "metric": f"norm of the middle {axis} / others"}
+        yield {**about, **numbers(ratios[0], baseline=ratios[1] if ratios[1:] else None)}
+
+
+def token_points(values: Mapping[int, float], tables: Tables) -> pandas.DataFrame:
+    """Returns the table of the figures of tokens."""
+    points = tables.rows(values)
+    named = {"value": list(values.values()), "norm": np.linalg.norm(points, axis=1)}
+    first, second = principal_components(points)[1].T
+    return pandas.DataFrame(named | {"component 1": first, "component 2": second})
+
+
+def position_points(axes: Mapping[str, int], positions: Array, plane: Array) -> pandas.DataFrame:
+    """Returns the table of the figures of positions; the last column has what they are coloured by."""
+    norms = np.linalg.norm(positions[: len(plane)], axis=1)
+    named = {"position": range(len(plane)), "norm": norms, "t-SNE 1": plane[:, 0], "t-SNE 2": plane[:, 1]}
+    return pandas.DataFrame(named | labels_of(axes))

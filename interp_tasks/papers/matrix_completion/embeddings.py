@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ import typer
 from circuits.figures.layout import SEQUENTIAL, Panel, draw
 from circuits.figures.panels import of_rows, scatter
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import WEIGHTS, Tables, interval, untrained_tables
+from interp_tasks.measurement.embeddings import WEIGHTS, Tables, untrained_tables
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.runner import measure
@@ -26,24 +26,13 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     run_of,
 )
-from interp_tasks.measurement.table import Row, numbers
+from interp_tasks.measurement.table import Row
 from interp_tasks.pages import Figure
-from interp_tasks.papers.matrix_completion.arrangement import (
-    axes_of,
-    clustered,
-    clusters_of,
-    labels_of,
-    of_tokens,
-    principal_components,
-    tsne,
-)
 
 if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.embeddings import Array
-    from tasks import Task
 
 #: Width of the bins that values are coloured by, as in figure 7 of the paper.
 BIN = 0.5
@@ -61,9 +50,7 @@ LARGEST = typer.Option(
 
 @experiment("matrix", says={"largest": None})
 def embeddings(
-    refs: Refs,
-    largest: Annotated[float | None, LARGEST] = None,
-    **options: Unpack[Options],
+    refs: Refs, largest: Annotated[float | None, LARGEST] = None, **options: Unpack[Options]
 ) -> Result:
     """See how token embeddings follow the values they stand for, and position embeddings the grid.
 
@@ -85,6 +72,7 @@ def embeddings(
             positions what they stand for.
     """
     from interp_tasks.checkpoints.load import load_resolved
+    from interp_tasks.papers.matrix_completion import arrangement
 
     if largest is not None and not 0 < largest < 1e9:
         raise UserError(f"--largest {largest:g}: give a value above 0 and below 1e9")
@@ -94,114 +82,35 @@ def embeddings(
     ends: dict[str, Tables] = {}
     drawn: dict[str, list[pandas.DataFrame]] = {}
 
-    def check(subject: LoadedCheckpoint) -> None:
-        values_of(subject.task, largest)
-
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures the token and position embeddings of one checkpoint, beside those of an untrained model."""
         run, task = run_of(subject), subject.task
         assert task is not None
         if run in last and run not in ends:
             ends[run] = Tables.of(load_resolved(last[run], options.get("device", "cpu")).model)
-        values, axes = values_of(task, largest), axes_of(task)
+        values, axes = arrangement.values_of(task, largest), arrangement.axes_of(task)
         tables, other = Tables.of(subject.model), untrained_tables(subject)
         points = drawn.setdefault(str(subject.labels["ref"]), [])
         rows: list[Row] = []
         if values:
-            rows += token_rows(values, tables, other, ends.get(run), subject.seed)
-            points.append(token_points(values, tables))
+            rows += arrangement.token_rows(values, tables, other, ends.get(run), subject.seed)
+            points.append(arrangement.token_points(values, tables))
         cells = math.prod(axes.values())
         # t-SNE cannot place fewer than four points.
         if axes and tables.positions is not None and cells > 3:
-            plane = tsne(tables.positions[:cells], subject.seed)
+            plane = arrangement.tsne(tables.positions[:cells], subject.seed)
             beside = None if other is None else other.positions
-            rows += position_rows(axes, tables.positions, beside, plane, subject.seed)
-            points.append(position_points(axes, tables.positions, plane))
+            rows += arrangement.position_rows(axes, tables.positions, beside, plane, subject.seed)
+            points.append(arrangement.position_points(axes, tables.positions, plane))
         return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
 
-    asked = {"largest": largest}
-    result = measure("embeddings", found, options, measure_checkpoint, config=asked, check=check)
+    config = {"largest": largest}
+    check = lambda subject: arrangement.values_of(subject.task, largest)  # noqa: E731
+    result = measure("embeddings", found, options, measure_checkpoint, config=config, check=check)
     return replace(result, notes=NOTES, data={"tables": drawn})
 
 
-def values_of(task: Task | None, largest: float | None) -> dict[int, float]:
-    """Returns what token ids stand for."""
-    assert task is not None
-    values = task.token_values()
-    if not values and not axes_of(task):
-        raise UserError(
-            f"task {task.name!r} does not say what its tokens (token_values) or positions (grid_axes) stand for"
-        )
-    kept = {id_: v for id_, v in values.items() if largest is None or abs(v) <= largest * (1 + 1e-6)}
-    if values and len(kept) < 4:
-        raise UserError(f"{len(kept)} values are left (--largest); at least 4 are needed")
-    return kept
-
-
-def token_rows(
-    values: Mapping[int, float], tables: Tables, other: Tables | None, end: Tables | None, seed: int
-) -> Iterator[Row]:
-    """Yields rows of the token embeddings, beside those of an untrained model."""
-    import numpy as np
-
-    def measured(of: Tables) -> dict[str, tuple[str, Array]]:
-        last = None if end is None else end.rows(values)
-        return of_tokens(np.array(list(values.values())), of.rows(values), last, seed)
-
-    baseline = {} if other is None else measured(other)
-    for metric, (about, value) in measured(tables).items():
-        row = {"variant": "tokens", "site": "embed", "n": len(values), "intervention": about}
-        beside = float(baseline[metric][1][0]) if metric in baseline else None
-        yield {**row, "metric": metric, **numbers(value[0], interval(value[1:]), beside)}
-
-
-def position_rows(
-    axes: Mapping[str, int], positions: Array, other: Array | None, plane: Array, seed: int
-) -> Iterator[Row]:
-    """Yields rows of the position embeddings, and of their t-SNE ``plane``."""
-    import numpy as np
-
-    cells = len(plane)
-    common: Row = {"variant": "positions", "site": "pos_embed", "n": cells}
-    for prefix, points in (("", positions[:cells]), ("t-SNE ", plane)):
-        for axis, labels in clusters_of(axes).items():
-            value, null, p = clustered(points, labels, seed)
-            name = f"{prefix}silhouette by {axis}"
-            about = {**common, "intervention": "against permuted labels", "metric": name}
-            yield {**about, **numbers(value, baseline=null), "p_value": p}
-            yield {**about, "metric": f"{name}: p", "value": p}
-    axis, size = next(iter(axes.items()))
-    if size > 2:
-        # The one or two lines in the middle of the first axis.
-        middle = np.abs(labels_of(axes)[axis] - (size - 1) / 2) < 1
-        norms = [np.linalg.norm(each[:cells], axis=1) for each in (positions, other) if each is not None]
-        ratios = [float(each[middle].mean() / each[~middle].mean()) for each in norms]
-        about = {**common, "intervention": "norms", "metric": f"norm of the middle {axis} / others"}
-        yield {**about, **numbers(ratios[0], baseline=ratios[1] if ratios[1:] else None)}
-
-
 # ---- figures
-
-
-def token_points(values: Mapping[int, float], tables: Tables) -> pandas.DataFrame:
-    """Returns the table of the figures of tokens."""
-    import numpy as np
-    import pandas
-
-    points = tables.rows(values)
-    named = {"value": list(values.values()), "norm": np.linalg.norm(points, axis=1)}
-    first, second = principal_components(points)[1].T
-    return pandas.DataFrame(named | {"component 1": first, "component 2": second})
-
-
-def position_points(axes: Mapping[str, int], positions: Array, plane: Array) -> pandas.DataFrame:
-    """Returns the table of the figures of positions; the last column has what they are coloured by."""
-    import numpy as np
-    import pandas
-
-    norms = np.linalg.norm(positions[: len(plane)], axis=1)
-    named = {"position": range(len(plane)), "norm": norms, "t-SNE 1": plane[:, 0], "t-SNE 2": plane[:, 1]}
-    return pandas.DataFrame(named | labels_of(axes))
 
 
 def panels_of(ref: str, table: pandas.DataFrame) -> Iterator[Panel]:

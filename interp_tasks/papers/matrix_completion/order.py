@@ -29,13 +29,6 @@ from interp_tasks.measurement.subjects import (
     run_of,
 )
 from interp_tasks.measurement.table import Row, numbers
-from interp_tasks.papers.matrix_completion.arrangement import (
-    alignment,
-    axes_of,
-    clusters_of,
-    distances,
-    silhouette,
-)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -104,9 +97,9 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
             for run, subject in last.items()
         }
 
-    result = measure("order", in_runs(runs), options, measure_checkpoint, config={}, later=later)
-    config = {**result.config, "refs": [one.label for one in found]}
-    return replace(result, config=config, notes=NOTES)
+    config = {"refs": [one.label for one in found]}
+    result = measure("order", in_runs(runs), options, measure_checkpoint, config=config, later=later)
+    return replace(result, notes=NOTES)
 
 
 def checked_runs(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
@@ -141,6 +134,7 @@ def quantities(subject: LoadedCheckpoint, last: Tables) -> dict[str, tuple[str, 
     import numpy as np
 
     from circuits import ablate, heads
+    from interp_tasks.papers.matrix_completion import arrangement
 
     task = subject.task
     assert task is not None
@@ -148,14 +142,16 @@ def quantities(subject: LoadedCheckpoint, last: Tables) -> dict[str, tuple[str, 
     values = {name: ("metrics", each) for name, each in metrics.items()}
     edited = pooled_metrics(subject, ablate.uniform(heads("all", subject.model)))[drop]
     values[f"effect of ablation on {drop}"] = "ablation", edited - metrics[drop]
-    tables, tokens, axes = Tables.of(subject.model), task.token_values(), axes_of(task)
+    tables, tokens, axes = Tables.of(subject.model), task.token_values(), arrangement.axes_of(task)
     if len(tokens) >= 4:
-        aligned = alignment(tables.rows(tokens), last.rows(tokens), resamples(len(tokens), subject.seed))
+        weights = resamples(len(tokens), subject.seed)
+        aligned = arrangement.alignment(tables.rows(tokens), last.rows(tokens), weights)
         values["embedding alignment"] = "embeddings", aligned
     if axes and tables.positions is not None:
-        apart = distances(tables.positions[: math.prod(axes.values())])
-        for axis, labels in clusters_of(axes).items():
-            values[f"silhouette of positions by {axis}"] = "positions", np.array([silhouette(apart, labels)])
+        apart = arrangement.distances(tables.positions[: math.prod(axes.values())])
+        for axis, labels in arrangement.clusters_of(axes).items():
+            found = np.array([arrangement.silhouette(apart, labels)])
+            values[f"silhouette of positions by {axis}"] = "positions", found
     return values
 
 

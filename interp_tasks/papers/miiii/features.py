@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from circuits.fourier import Clusters, Grid, Spectrum, clusters, spectrum
 from interp_tasks.measurement.activations import recorded
 from interp_tasks.measurement.options import THRESHOLD
 from interp_tasks.measurement.subjects import LoadedCheckpoint
 from interp_tasks.papers.grid import GridInputs
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from circuits.fourier import Clusters, Grid, Spectrum
 
 #: The number of features whose products of pairs are in memory at once.
 FEATURES = 256
@@ -76,10 +74,6 @@ def features_of(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator[Fe
     Args:
         draws: relabellings of the digits behind the active frequencies.
     """
-    import torch
-
-    from circuits.fourier import clusters, spectrum
-
     inputs = GridInputs.of(subject.task, "neurons", coordinates=2)
     grid, keys, at = inputs.grid, inputs.operands, inputs.task.read_positions[-1]
     for layer in range(subject.model.cfg.n_layers):
@@ -120,8 +114,6 @@ def pairs_for_half(share: Tensor) -> Tensor:
     """Counts the largest pairs of frequencies that together make one half, of shares [k_a k_b feature]; NaN if all make
     no more than half.
     """
-    import torch
-
     sums = share.flatten(0, 1).sort(0, descending=True).values.cumsum(0)
     return torch.where(sums[-1] > 0.5, (sums < 0.5).sum(0) + 1.0, math.nan)
 
@@ -135,8 +127,6 @@ def amplitudes(arranged: Tensor) -> NDArray[np.float64]:
 
     Frequency 0 is among them, and the FFT is of length p − 1, both as in their code.
     """
-    import torch
-
     found: NDArray[np.float64] = torch.fft.rfft2(arranged[1:, 1:].double(), dim=(0, 1)).abs().mean(0).numpy()
     return found
 
@@ -147,8 +137,6 @@ def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np
     Each frequency is divided by its sum over the times; active is what lies above mean + deviations · s.d. of all
     frequencies and times of the feature. The numbers depend on which times there are.
     """
-    import numpy as np
-
     sums = over_time.sum(0)
     shares = np.divide(over_time, sums, out=np.zeros_like(over_time), where=sums > 0)
     level = shares.mean((0, 1)) + deviations * shares.std((0, 1))
@@ -162,8 +150,6 @@ def of_equal_size(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
     A feature that only grows and shrinks has all its frequencies above the mean at once, and none otherwise; the count
     of these tells that from a change of its frequencies.
     """
-    import numpy as np
-
     sums = over_time[:, 1:].sum(1, keepdims=True)
     return np.divide(over_time, sums, out=np.zeros_like(over_time), where=sums > 0)
 
@@ -183,8 +169,6 @@ def active(values: Tensor, grid: Grid, draws: int, seed: int) -> tuple[Tensor, i
     Args:
         values: [cell feature] over the complete grid.
     """
-    import torch
-
     arranged = grid.arrange(values.double())
     flat = arranged.flatten(0, -2)
     mean, variance = flat.mean(0), flat.var(0, correction=0)
@@ -213,8 +197,6 @@ def active(values: Tensor, grid: Grid, draws: int, seed: int) -> tuple[Tensor, i
 
 def relabelling(grid: Grid, seed: int, draw: int = 0) -> list[Tensor]:
     """Draws a permutation of each coordinate's values, the same for coordinates of equal size."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed * 1_000_003 + draw)
     drawn = {size: torch.randperm(size, generator=generator) for size in dict.fromkeys(grid.sizes)}
     return [drawn[size] for size in grid.sizes]
@@ -230,8 +212,6 @@ def powers(pairs: Tensor, orders: Sequence[Tensor]) -> Tensor:
         pairs: the products v_x v_y, ``[x y feature]``.
         orders: the value that each is called, ``[x]``.
     """
-    import torch
-
     size, flat = len(pairs), pairs.flatten(0, 1)
     k, distance = torch.arange(1, size // 2 + 1), torch.arange(size)
     cosines = ((k[:, None] * distance % size).double() * (2 * math.pi / size)).cos()

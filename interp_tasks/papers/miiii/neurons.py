@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -21,17 +21,12 @@ from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, run_of
 from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.pages import Figure
 from interp_tasks.papers.grid import GridInputs
-from interp_tasks.papers.miiii.features import (
-    Features,
-    active_counts,
-    amplitudes,
-    features_of,
-    of_equal_size,
-)
 
 if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Unpack
+
+    from interp_tasks.papers.miiii.features import Features
 
 SITES = ("mlp_post", "pattern")
 NEURONS = (0, 1, 2)
@@ -81,6 +76,14 @@ class Image(NamedTuple):
     share: np.ndarray
 
 
+def images_of(features: Features, wanted: Sequence[int]) -> Iterator[tuple[str, Image]]:
+    """Yields names and images of some features."""
+    values, share = features.grid.arrange(features.values), features.spectrum.share
+    for at in wanted:
+        image = Image(tuple(features.grid.axes), values[..., at].numpy(), share[..., at].numpy())
+        yield f"{features.names[at]} of {features.site}.{features.layer}", image
+
+
 class Moment(NamedTuple):
     """What the published counts of a run are made of, of one of its checkpoints."""
 
@@ -116,6 +119,8 @@ def neurons(
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without a grid of two input digits.
     """
+    from interp_tasks.papers.miiii.features import amplitudes, features_of
+
     check_choice("--site", site, SITES)
     check_draws(draws)
     chosen = parse_neurons(neurons)
@@ -129,13 +134,10 @@ def neurons(
             shared = {"site": site, "layer": features.layer, "position": features.position, "split": "grid"}
             shared |= {"intervention": f"{site}.{features.layer}", "n": features.grid.cells}
             rows += [{**shared, **row} for row in rows_of(features, wanted)]
-            arranged = features.grid.arrange(features.values)
-            for at in wanted:
-                name, share = f"{features.names[at]} of {site}.{features.layer}", features.spectrum.share
-                image = Image(tuple(features.grid.axes), arranged[..., at].numpy(), share[..., at].numpy())
-                images.setdefault(ref, {})[name] = image
+            images.setdefault(ref, {}).update(images_of(features, wanted))
             if site != "pattern" and subject.checkpoint.run is not None:
-                moment = Moment(ref, subject.stored.step, shared, amplitudes(arranged), features.active_each)
+                strengths = amplitudes(features.grid.arrange(features.values))
+                moment = Moment(ref, subject.stored.step, shared, strengths, features.active_each)
                 history.setdefault((run_of(subject), features.layer), []).append(moment)
         return rows
 
@@ -143,19 +145,13 @@ def neurons(
         if site != "pattern" and max(chosen) >= sizes.d_mlp:
             raise UserError(f"--neurons {max(chosen)}: {site} of {name} has neurons 0-{sizes.d_mlp - 1}")
 
-    def later() -> dict[str, list[Row]]:
-        rows: dict[str, list[Row]] = {}
-        for (run, _), moments in history.items():
-            for ref, row in rows_over_time(run, moments, chosen):
-                rows.setdefault(ref, []).append(row)
-        return rows
-
     config = {"neurons": list(chosen), "site": site, "draws": draws}
     checks: dict[str, Any] = {
         "check_sizes": check_sizes,
+        "later": lambda: rows_over_time(history, chosen),
         "check": lambda subject: GridInputs.of(subject.task, "neurons", coordinates=2),
     }
-    result = measure("neurons", refs, options, measure_checkpoint, config=config, later=later, **checks)
+    result = measure("neurons", refs, options, measure_checkpoint, config=config, **checks)
     return replace(result, notes=NOTES, data={"images": images})
 
 
@@ -197,12 +193,23 @@ def rows_of(features: Features, wanted: Sequence[int]) -> Iterator[Row]:
         yield {"variant": ALL, **row(ACTIVE_EACH, features.active_each)}
 
 
-def rows_over_time(run: str, moments: Sequence[Moment], wanted: Sequence[int]) -> Iterator[tuple[str, Row]]:
+def rows_over_time(
+    history: Mapping[tuple[str, int], Sequence[Moment]], wanted: Sequence[int]
+) -> dict[str, list[Row]]:
+    """Returns by REF what needs all checkpoints of a run, three at least."""
+    rows: dict[str, list[Row]] = {}
+    for (run, _), moments in history.items():
+        for ref, row in rows_of_run(run, moments, wanted) if len(moments) >= MIN_CHECKPOINTS else ():
+            rows.setdefault(ref, []).append(row)
+    return rows
+
+
+def rows_of_run(run: str, moments: Sequence[Moment], wanted: Sequence[int]) -> Iterator[tuple[str, Row]]:
     """Yields REFs and rows: the published counts at every checkpoint; where they and the other counts peak."""
     import numpy as np
 
-    if len(moments) < MIN_CHECKPOINTS:
-        return
+    from interp_tasks.papers.miiii.features import active_counts, of_equal_size
+
     moments = sorted(moments, key=lambda moment: moment.step)
     over_time = np.stack([moment.amplitudes for moment in moments])
     varying = (over_time[:, 1:] > 0).any((0, 1))

@@ -311,9 +311,7 @@ def removal_rows(
     from circuits import sweep
 
     task, answers, device = inputs.task, inputs.answers, subject.tokens.device
-    row_of_input = {row: at for at, row in enumerate(map(tuple, inputs.tokens.tolist()))}
-    shown = map(tuple, subject.tokens.tolist())
-    rows = torch.tensor([row_of_input[row] for row in shown if row in row_of_input])
+    rows = inputs.rows_of(subject.tokens)
     remainders = torch.stack([answer.sum.remainders[rows] for answer in answers.values()], 1).to(device)
 
     def judge(output: Tensor, right: Tensor) -> dict[str, Tensor]:

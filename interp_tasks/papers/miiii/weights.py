@@ -35,7 +35,6 @@ from interp_tasks.measurement.subjects import (
 )
 from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.papers.grid import GridInputs
-from interp_tasks.papers.miiii.features import powers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,8 +136,9 @@ def position_rows(inputs: GridInputs, tables: Sequence[Tables], seed: int) -> It
     """Yields Pearson and cosine of the rows of W_pos at the grid's coordinates."""
     import numpy as np
 
-    table, *others = (each.positions for each in tables if each.positions is not None)
-    for pair in itertools.combinations(sorted(inputs.operands), 2):
+    positions = [each.positions for each in tables if each.positions is not None]
+    for pair in itertools.combinations(sorted(inputs.operands), 2) if positions else ():
+        table, *others = positions
         for dimensions in dict.fromkeys([table.shape[1], PUBLISHED_DIMENSIONS]):
             if dimensions > table.shape[1]:
                 continue
@@ -241,6 +241,8 @@ def norms_of_orders(table: Array, draws: int, seed: int) -> Array:
     """Returns the norm over all dimensions of each frequency, of the rows and of random orders, ``[1 + draws, k]``."""
     import numpy as np
     import torch
+
+    from interp_tasks.papers.miiii.features import powers
 
     rng = np.random.default_rng([seed, 5])
     orders = [np.arange(len(table)), *(rng.permutation(len(table)) for _ in range(draws))]

@@ -5,25 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy
+import torch
+from torch import Tensor
+
+from circuits import run
+from circuits.fourier import ModularSum, gini, transform
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.subjects import read_npy
 from interp_tasks.measurement.table import Row
 from interp_tasks.papers.grid import Answer, GridInputs
+from interp_tasks.papers.nanda import (
+    ACCURACY,
+    ALL,
+    ALL_WEIGHTS,
+    EXCLUDED,
+    FITTED,
+    GINI,
+    HELD_OUT,
+    LOSS,
+    NONE,
+    OF_W_E,
+    RESTRICTED,
+    SQUARES,
+    TEST,
+    TRAIN,
+)
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from circuits.fourier import ModularSum
-
-LOSS, ACCURACY = "loss", "accuracy"
-#: All inputs of the grid, and those that the model was, and was not, trained on.
-SPLITS = ALL, TRAIN, TEST = "grid", "train", "test"
-#: What was done to the model or its logits; nothing.
-NONE, RESTRICTED, EXCLUDED = "none", "restricted to key frequencies", "key frequencies excluded"
-FITTED, HELD_OUT = "cosines of key frequencies", ", held out"
-GINI, SQUARES, OF_W_E, ALL_WEIGHTS = "gini", "sum of squared weights", "W_E", "all weights"
 #: A pass of the model takes so many inputs: few enough that memory is used again.
 INPUTS_PER_PASS = 2048
 #: Held-out logits of each tenth of a split's inputs are fitted on the other nine tenths.
@@ -51,10 +61,6 @@ class GridModel:
 
     @classmethod
     def of(cls, model: Any, inputs: GridInputs, splits: Mapping[str, Tensor]) -> GridModel:
-        import torch
-
-        from circuits import run
-
         layers, at = range(model.cfg.n_layers), inputs.task.read_positions[-1]
         last, parts = f"mlp_post.{layers[-1]}", []
         device = next(model.parameters()).device
@@ -76,10 +82,6 @@ class GridModel:
         Args:
             first: run on so many inputs alone.
         """
-        import torch
-
-        from circuits import run
-
         tokens, parts = self.inputs.tokens[:first].to(next(self.model.parameters()).device), []
         for start in range(0, len(tokens), INPUTS_PER_PASS):
             rows = slice(start, min(start + INPUTS_PER_PASS, len(tokens)))
@@ -141,26 +143,16 @@ def splits_of(inputs: GridInputs, train: Any = None, *, own_split: bool = True) 
         train: the training inputs, as ``progress`` takes them; ``None``: those of the task's own split.
         own_split: whether the model was trained on the task's own split.
     """
-    import torch
-
     rows = torch.arange(len(inputs.tokens))
     if train is not None:
         in_train = read_training(train, len(rows))
         return {ALL: rows, TRAIN: rows[in_train], TEST: rows[~in_train]}
-    row_of_input = {tuple(row): at for at, row in enumerate(inputs.tokens.tolist())}
-    splits = {ALL: rows}
-    for split in (TRAIN, TEST) if own_split else ():
-        given = map(tuple, inputs.task.sample(None, split=split).tokens.tolist())
-        found = [row_of_input[row] for row in given if row in row_of_input]
-        splits[split] = torch.tensor(found, dtype=torch.long)
-    return splits
+    own = (TRAIN, TEST) if own_split else ()
+    return {ALL: rows} | {of: inputs.rows_of(inputs.task.sample(None, split=of).tokens) for of in own}
 
 
 def read_training(train: Any, size: int) -> Tensor:
     """Returns a mask over the grid's inputs from indices, a mask, or the ``.npy`` file of either."""
-    import numpy
-    import torch
-
     is_file = isinstance(train, (str, PathLike))
     array = read_npy(str(train), "--train-inputs") if is_file else numpy.asarray(train)
     if array.dtype == bool and array.size == size:
@@ -185,8 +177,6 @@ def loss_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterat
     Restricted logits and cosines come a second time, held out: fitted on other inputs of the same split. Fitted on all
     inputs, they hold the right answers of a model that has only memorised its training inputs.
     """
-    import torch
-
     logits, total = on_grid.logits[:, answer.classes], answer.sum
     yield from on_grid.scored(answer, NONE, logits)
     if not keys:
@@ -210,16 +200,12 @@ def loss_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterat
 
 def folds(rows: Tensor) -> Sequence[Tensor]:
     """Returns rows in parts of equal size, drawn at random, the same ones each time."""
-    import torch
-
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     return rows[order].tensor_split(min(FOLDS, len(rows)))
 
 
 def fitted_waves(total: ModularSum, logits: Tensor, keys: Sequence[int], fit: Tensor, rows: Tensor) -> Tensor:
     """Returns the logits of some rows by a constant and the keys' waves, by least squares on the rows ``fit``."""
-    import torch
-
     waves = torch.cat([torch.ones(len(logits), 1).double(), *(total.waves(key) for key in keys)], 1)
     # Waves of a small modulus may depend on each other.
     return waves[rows] @ torch.linalg.lstsq(waves[fit], logits[fit], driver="gelsd").solution
@@ -238,8 +224,6 @@ def fitted_cosines(
 
 def gini_rows(on_grid: GridModel, keys: Mapping[str, Sequence[int]]) -> Iterator[Row]:
     """Yields Gini coefficients of Fourier components: of W_L over each answer's classes, of W_E over the digits."""
-    from circuits.fourier import gini, transform
-
     for name, answer in on_grid.inputs.answers.items():
         norms = transform(w_l(on_grid.model)[:, answer.classes], 1).norm(dim=0)
         yield measured(name, GINI, gini(norms), site="mlp_post")

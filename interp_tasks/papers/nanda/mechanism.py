@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from circuits import ablate, edit, heads
+from circuits.fourier import basis, clusters, frequencies, regression, share, spectrum, variance_explained
+from circuits.harmonics import cos_sin
 from interp_tasks.measurement.activations import recorded
 from interp_tasks.measurement.table import Row
 from interp_tasks.papers.grid import Answer
 from interp_tasks.papers.nanda.losses import GridModel, measured, of_frequency, w_l
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Inputs on which the linear way from neurons to logits is checked against the model itself.
 CHECKED = 64
@@ -21,8 +24,6 @@ def map_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterato
     """Yields the rows of W_L: what key frequencies leave of it, how the neurons' projections on its cosines and sines
     follow the answer, and whether the neurons of a frequency write to it alone.
     """
-    from circuits.fourier import clusters, spectrum, variance_explained
-
     waves, of_row, is_key = waves_of(on_grid, answer, keys)
     neurons, period = on_grid.neurons.double(), answer.sum.period
     residual = float((waves[~is_key].norm() / waves.norm()).nan_to_num())
@@ -54,10 +55,6 @@ def waves_of(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> tuple[T
     """Returns W_L along cosines and sines over the classes ``[wave neuron]``, the frequency of each wave, and whether
     it is key.
     """
-    import torch
-
-    from circuits.fourier import basis, frequencies
-
     waves, of_row = (
         basis(answer.sum.period) @ w_l(on_grid.model)[:, answer.classes].T,
         frequencies(answer.sum.period),
@@ -98,17 +95,11 @@ def logits_of_neurons(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor
 
 def placed(on_grid: GridModel, site: str, values: Tensor) -> Any:
     """Returns an edit that puts values at the position where the output is read; its axis has length 1."""
-    from circuits import edit
-
     return edit(site, lambda old: values.to(old).expand_as(old), positions=[on_grid.at])
 
 
 def removal_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
     """Yields losses with frequencies of the neurons, or of the logits, removed or kept."""
-    import torch
-
-    from circuits.fourier import clusters, share, spectrum
-
     total, sizes = answer.sum, on_grid.inputs.grid.sizes
     values, logits = on_grid.neurons.double(), on_grid.logits[:, answer.classes]
     engine, logits_of = logits_of_neurons(on_grid)
@@ -153,10 +144,6 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
     linearised softmax) the first operand gets the fit, positions beside the operands their mean over the inputs, and
     the second operand what is left.
     """
-    import torch
-
-    from circuits.fourier import regression
-
     if len(on_grid.inputs.operands) != 2:
         return
     first, second = on_grid.inputs.operands
@@ -168,9 +155,9 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
         for layer, pattern in on_grid.patterns.items():
             seen = pattern[:, :, first].double()
             shares, best = best_waves(waves, seen)
-            for head, share in enumerate(shares):
+            for head, explained in enumerate(shares):
                 labels = {"layer": layer, "head": head, "site": "pattern"}
-                yield measured(answer.name, "attention explained", share, **labels)
+                yield measured(answer.name, "attention explained", explained, **labels)
             new = pattern.double().mean(0).expand(pattern.shape).clone()
             fits = [regression(seen[:, [head]], waves[at]) for head, at in enumerate(best)]
             new[:, :, first], new[:, :, second] = torch.cat(fits, 1), 0.0
@@ -186,8 +173,6 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
 
 def operand_waves(answer: Answer) -> list[Tensor]:
     """Returns of each frequency cos and sin of w m₁x₁ less those of w m₂x₂, ``[input wave]``."""
-    from circuits.harmonics import cos_sin
-
     first, second = answer.sum.terms.T
     period = answer.sum.period
     return [cos_sin(first, key, period) - cos_sin(second, key, period) for key in answer.sum.frequencies]
@@ -195,10 +180,6 @@ def operand_waves(answer: Answer) -> list[Tensor]:
 
 def best_waves(waves: Sequence[Tensor], seen: Tensor) -> tuple[list[float], list[int]]:
     """Returns how much of each head's attention ``[input head]`` the best of the waves explains, and which that is."""
-    import torch
-
-    from circuits.fourier import variance_explained
-
     best = torch.stack([variance_explained(seen, wave) for wave in waves]).max(0)
     return best.values.tolist(), best.indices.tolist()
 
@@ -208,8 +189,6 @@ def skip_rows(on_grid: GridModel) -> Iterator[Row]:
 
     The way around a layer is what the residual stream brings along: without it, the stream is what the layer adds.
     """
-    from circuits import ablate, edit, heads
-
     model = on_grid.model
     layers = range(model.cfg.n_layers)
     streams = [f"{site}.{layer}" for layer in layers for site in ("resid_pre", "mlp_out", "resid_post")]

@@ -37,27 +37,28 @@ from interp_tasks.measurement.subjects import (
 )
 from interp_tasks.measurement.table import Row, side_by_side
 from interp_tasks.pages import Column, Figure, number, signed
+from interp_tasks.papers import nanda as words
 from interp_tasks.papers.grid import GridInputs
-from interp_tasks.papers.nanda import losses, mechanism
-from interp_tasks.papers.nanda.losses import ALL, LOSS, NONE, SPLITS, GridModel
+from interp_tasks.papers.nanda import ALL, LOSS, NONE, SPLITS
 
 if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
     from interp_tasks.checkpoints import ResolvedCheckpoint
+    from interp_tasks.papers.nanda.losses import GridModel
 
 #: What is measured of every checkpoint, and of the last one of each run alone.
 KINDS = ("losses", "gini", "weights", "map", "neurons", "attention", "skips")
 #: The curves that the phases and the figure are made of: metric, what was done, on which inputs -> name.
 CURVES = {
-    (LOSS, NONE, losses.TRAIN): "train loss",
-    (LOSS, NONE, losses.TEST): "test loss",
-    (LOSS, losses.RESTRICTED, ALL): "restricted loss",
-    (LOSS, losses.EXCLUDED, losses.TRAIN): "excluded loss",
-    (LOSS, losses.RESTRICTED + losses.HELD_OUT, losses.TEST): "held-out restricted loss",
-    (losses.GINI, NONE, ALL): "gini of W_L",
-    (losses.SQUARES, NONE, ALL): losses.SQUARES,
+    (LOSS, NONE, words.TRAIN): "train loss",
+    (LOSS, NONE, words.TEST): "test loss",
+    (LOSS, words.RESTRICTED, ALL): "restricted loss",
+    (LOSS, words.EXCLUDED, words.TRAIN): "excluded loss",
+    (LOSS, words.RESTRICTED + words.HELD_OUT, words.TEST): "held-out restricted loss",
+    (words.GINI, NONE, ALL): "gini of W_L",
+    (words.SQUARES, NONE, ALL): words.SQUARES,
 }
 LOSSES = list(CURVES.values())[:5]
 #: Below it losses are drawn at the bottom: a loss of 0 has no logarithm.
@@ -104,16 +105,18 @@ class Followed:
         from circuits.fourier import key_frequencies, spectrum
         from circuits.fourier._spectrum import RULES as MADE
         from interp_tasks.checkpoints import load_checkpoint
+        from interp_tasks.papers.nanda.losses import w_l
 
         ref = self.last.ref if self.last.run_name is None else f"{self.last.run_name}@last"
-        weights, made = losses.w_l(load_checkpoint(ref, device=device).model), MADE[rule[0]](rule[1])
+        weights, made = w_l(load_checkpoint(ref, device=device).model), MADE[rule[0]](rule[1])
         self.statement = made.statement
         for name, answer in inputs.answers.items():
             found = key_frequencies(spectrum(weights[:, answer.classes], axis=1), made).keys
             self.keys[name] = tuple(int(str(key)) for key in found)
 
-    def rows(self, on_grid: GridModel, kinds: Sequence[str], step: int, is_last: bool) -> Iterator[Row]:
+    def rows(self, subject: LoadedCheckpoint, on_grid: GridModel, kinds: Sequence[str]) -> Iterator[Row]:
         """Yields the rows of one checkpoint; of the last one its mechanism and the run's phases too."""
+        from interp_tasks.papers.nanda import losses, mechanism
         from interp_tasks.papers.nanda.phases import phase_rows
 
         answers = on_grid.inputs.answers
@@ -128,9 +131,9 @@ class Followed:
             rows += losses.gini_rows(on_grid, self.keys)
         if "weights" in kinds:
             rows += losses.weight_rows(on_grid)
-        self.follow(rows, step)
+        self.follow(rows, subject.checkpoint.step)
         yield from rows
-        if not is_last:
+        if subject.checkpoint.path != self.last.path:
             return
         for name, answer in answers.items():
             logits, keys = on_grid.logits[:, answer.classes], self.keys[name]
@@ -150,8 +153,8 @@ class Followed:
         for row in rows:
             quantity = CURVES.get((row["metric"], row["intervention"], row.get("split", ALL)))
             answer = row["variant"]
-            if answer in (losses.OF_W_E, losses.ALL_WEIGHTS):
-                answer, quantity = "", "gini of W_E" if answer == losses.OF_W_E else quantity
+            if answer in (words.OF_W_E, words.ALL_WEIGHTS):
+                answer, quantity = "", "gini of W_E" if answer == words.OF_W_E else quantity
             if quantity is not None:
                 self.curves.setdefault(answer, {}).setdefault(quantity, {})[step] = row["value"]
 
@@ -183,6 +186,8 @@ def progress(
     Raises:
         UserError, TaskError, CircuitsError: in one line; a UserError for a task without modular answers.
     """
+    from interp_tasks.papers.nanda.losses import GridModel, splits_of
+
     parsed = parse_rule(rule)
     chosen = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
     check_has_task("progress", options)
@@ -199,26 +204,21 @@ def progress(
             unknown[subject.stored.label] = None
         if (subject.task, own_split) not in grids:
             inputs = GridInputs.of(subject.task, "progress")
-            grids[subject.task, own_split] = inputs, losses.splits_of(inputs, train, own_split=own_split)
+            grids[subject.task, own_split] = inputs, splits_of(inputs, train, own_split=own_split)
         return grids[subject.task, own_split]
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         run, (inputs, splits) = followed[run_of(subject)], grid_of(subject)
         if not run.keys:
             run.find_keys(inputs, parsed, options.get("device", "cpu"))
-        on_grid = GridModel.of(subject.model, inputs, splits)
-        is_last = subject.checkpoint.path == run.last.path
-        rows = run.rows(on_grid, chosen, subject.checkpoint.step, is_last)
+        rows = run.rows(subject, GridModel.of(subject.model, inputs, splits), chosen)
         return [{"split": ALL, "n": len(splits[row.get("split", ALL)]), **row} for row in rows]
 
-    config = {
-        "rule": f"{parsed[0]}={parsed[1]:g}",
-        "train": train if train is None or isinstance(train, str) else "given",
-        "kinds": list(chosen) if kinds else [],
-    }
+    config: dict[str, Any] = {"refs": [one.label for one in found], "rule": f"{parsed[0]}={parsed[1]:g}"}
+    stated = train if train is None or isinstance(train, str) else "given"
+    config |= {"train": stated, "kinds": list(chosen if kinds else ())}
     result = measure("progress", in_runs(runs), options, measure_checkpoint, config=config, check=grid_of)
-    config = {**result.config, "refs": [one.label for one in found]}
-    return replace(result, config=config, notes=tuple(notes(followed, unknown)), data={"runs": followed})
+    return replace(result, notes=tuple(notes(followed, unknown)), data={"runs": followed})
 
 
 def notes(followed: Mapping[str, Followed], unknown: Iterable[str]) -> Iterator[str]:
@@ -247,9 +247,9 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns splits as columns; no accuracies under edits; before a run's last checkpoint whole answers alone."""
     last = frame.groupby("run", dropna=False)["step"].transform("max") == frame["step"]
     is_whole = ~frame["variant"].str.contains(", frequency ") & (
-        frame["metric"].isin([LOSS, losses.GINI]) | (frame["variant"] == losses.ALL_WEIGHTS)
+        frame["metric"].isin([LOSS, words.GINI]) | (frame["variant"] == words.ALL_WEIGHTS)
     )
-    plain = (frame["metric"] != losses.ACCURACY) | (frame["intervention"] == NONE)
+    plain = (frame["metric"] != words.ACCURACY) | (frame["intervention"] == NONE)
     shown = frame[(last | is_whole) & plain]
     is_of_head, edited = shown["head"].notna(), shown["intervention"] != NONE
     of_head = ", head " + shown["layer"].astype("string") + "." + shown["head"].astype("string")
@@ -319,7 +319,7 @@ def training_panels(name: str, curves: Curves) -> Iterator[Panel]:
         for quantity, y in (
             ("gini of W_L", "Gini"),
             ("gini of W_E", "Gini"),
-            (losses.SQUARES, "sum of squares"),
+            (words.SQUARES, "sum of squares"),
         ):
             if quantity in of_answer:
                 yield lines({quantity: of_answer[quantity]}, f"{quantity} {answer}".strip(), y)

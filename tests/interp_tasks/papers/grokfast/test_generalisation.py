@@ -10,6 +10,7 @@ from interp_tasks.experiments import COLUMNS, generalisation
 from interp_tasks.measurement.crossings import reached
 from interp_tasks.papers.grokfast.generalisation import share_in_order, view_rows
 from tests.interp_tasks.logs import write_run
+from tests.interp_tasks.rows import row_of
 
 STEPS = range(0, 1001, 100)
 
@@ -24,15 +25,7 @@ def write(path, validation, train=None, seed=0):
 
 
 def row(result, run, variant, metric, split="validation"):
-    frame = result.frame
-    found = frame[
-        (frame["run"] == run)
-        & (frame["variant"] == variant)
-        & (frame["metric"] == metric)
-        & (frame["split"] == split)
-    ]
-    (only,) = found.to_dict("records")
-    return only
+    return row_of(result.frame, run=run, variant=variant, metric=metric, split=split)
 
 
 def test_first_and_for_good_by_hand():

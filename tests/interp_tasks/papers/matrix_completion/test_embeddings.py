@@ -8,16 +8,15 @@ from sklearn.metrics import roc_auc_score, silhouette_score
 import tasks
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, embeddings
-from interp_tasks.measurement.crossings import crossing
 from interp_tasks.measurement.embeddings import correlation
 from interp_tasks.papers.matrix_completion.arrangement import (
     ALIGNMENT,
     clustered,
     distances,
-    principal_components,
     separability,
     silhouette,
 )
+from tests.interp_tasks.rows import row_of
 
 RNG = np.random.default_rng(0)
 ONES = np.ones((1, 30))
@@ -71,26 +70,6 @@ def test_weighted_correlation_is_that_of_the_repeated_points():
     assert correlation(np.ones(30), one, ONES)[0] == 0
 
 
-def test_components_are_eigenvectors_of_the_covariance():
-    points = RNG.normal(size=(30, 5)) * np.arange(1, 6)
-    directions, scores = principal_components(points)
-    _, vectors = np.linalg.eigh(np.cov(points.T, bias=True))
-    for k in (0, 1):
-        assert abs(directions[k] @ vectors[:, -1 - k]) == pytest.approx(1)
-    assert scores == pytest.approx((points - points.mean(0)) @ directions.T)
-
-
-def test_a_crossing_is_the_last_one_between_two_stored_steps():
-    steps = [0, 100, 200, 400]
-    curves = np.array([[0.0, 0.6, 0.4, 0.8], [1.0, 1.0, 1.0, 1.0], [4.0, 3.0, 1.0, 0.0]])
-    found = crossing(steps, curves, 0.5, curves[:, 0], np.array([1.0, 1.0, 0.0]))
-    assert found[0] == pytest.approx(250)
-    assert np.isnan(found[1])
-    assert found[2] == pytest.approx(150)
-    assert np.isnan(crossing(steps, curves[:1], 0.9, np.zeros(1), np.ones(1)))
-    assert crossing(steps, np.ones((1, 4)), 0.5, np.zeros(1), np.ones(1)) == 0
-
-
 # ---- the experiment
 
 
@@ -120,8 +99,7 @@ def made(task, tmp_path_factory):
 
 
 def value_of(frame, metric, column="value"):
-    (row,) = frame[frame["metric"] == metric].to_dict("records")
-    return row[column]
+    return row_of(frame, metric=metric)[column]
 
 
 def test_an_arrangement_made_by_hand_is_found(made, task):

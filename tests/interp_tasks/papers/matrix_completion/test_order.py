@@ -7,8 +7,7 @@ from circuits import ablate, heads
 from circuits import run as run_model
 from interp_tasks import load_checkpoint
 from interp_tasks.checkpoints import marks
-from interp_tasks.experiments import COLUMNS, embeddings, order
-from interp_tasks.papers.matrix_completion.arrangement import ALIGNMENT
+from interp_tasks.experiments import COLUMNS, order
 from interp_tasks.papers.matrix_completion.order import STEP, VALUE
 from tasks import pool
 
@@ -68,12 +67,6 @@ def test_metrics_and_ablation_are_the_tasks(result, task, refs):
         gap = pool(task.metrics(edited, batch))[NAME] - clean
         assert curve(result.frame, NAME)[step] == pytest.approx(clean)
         assert curve(result.frame, f"effect of ablation on {NAME}")[step] == pytest.approx(gap, abs=1e-7)
-
-
-def test_alignment_is_that_of_embeddings(result, refs):
-    beside = embeddings(refs).frame
-    expected = beside[beside["metric"] == ALIGNMENT].set_index("step")["value"]
-    assert curve(result.frame, "embedding alignment").to_numpy() == pytest.approx(expected.to_numpy())
 
 
 def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):

@@ -2,18 +2,15 @@
 
 import numpy as np
 import pytest
-import torch
 
-import tasks
 from interp_tasks.experiments import COLUMNS, data
-from tasks import GridAxis
+from tests.interp_tasks.rows import row_of
 
 P = 11
 
 
 def value(frame, variant, metric):
-    (found,) = frame.loc[(frame["variant"] == variant) & (frame["metric"] == metric), "value"]
-    return found
+    return row_of(frame, variant=variant, metric=metric)["value"]
 
 
 def test_the_grid_and_its_answers_are_arithmetic():
@@ -50,15 +47,3 @@ def test_multiplication_is_drawn_over_exponents():
     assert shown.shape == (P - 1, P - 1)
     # Along each diagonal the exponents add up to the same.
     assert len({shown[i, (5 - i) % (P - 1)] for i in range(P - 1)}) == 1
-
-
-class Reversed(tasks.get("modular-addition", p=P).__class__):
-    """Runs through its digits in another order."""
-
-    def grid_axes(self):
-        return tuple(GridAxis(axis.name, axis.values[::-1], axis.position) for axis in super().grid_axes())
-
-
-def test_the_order_of_an_axis_is_the_tasks():
-    shown = data(Reversed(p=P)).data["maps"]["sum"]
-    assert torch.equal(torch.tensor(shown[0]), (P - 1 + torch.arange(P - 1, -1, -1)) % P)

@@ -10,6 +10,7 @@ import pytest
 import tasks
 from interp_tasks import experiments, train
 from interp_tasks.experiments import COLUMNS
+from tests.interp_tasks.rows import row_of
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +33,7 @@ def run(tmp_path_factory):
 
 
 def of(result, variant, stage, metric, column="value"):
-    frame = result.frame
-    (found,) = frame.loc[
-        (frame["variant"] == variant) & (frame["intervention"] == stage) & (frame["metric"] == metric), column
-    ]
-    return found
+    return row_of(result.frame, variant=variant, intervention=stage, metric=metric)[column]
 
 
 def with_norms(run, folder, tables, steps=None):

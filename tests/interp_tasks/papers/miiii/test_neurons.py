@@ -12,6 +12,7 @@ from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.papers.miiii.features import active_counts, amplitudes, of_equal_size, pairs_for_half
+from tests.interp_tasks.rows import row_of
 
 P = 11
 
@@ -62,11 +63,8 @@ def run(model, addition, tmp_path_factory):
     return str(root)
 
 
-def of(result, variant, metric, column="value", ref=None):
-    frame = result.frame
-    frame = frame if ref is None else frame[frame["ref"] == ref]
-    (found,) = frame.loc[(frame["variant"] == variant) & (frame["metric"] == metric), column]
-    return found
+def of(result, variant, metric, column="value", **where):
+    return row_of(result.frame, variant=variant, metric=metric, **where)[column]
 
 
 def activations(model, task, site):

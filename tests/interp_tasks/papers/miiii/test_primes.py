@@ -14,6 +14,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.papers.grid import GridInputs
 from interp_tasks.papers.miiii.primes import damage, spread_of
+from tests.interp_tasks.rows import row_of
 
 P, NEURONS = 31, 120
 #: Of the model with two circuits, the neurons of 3; those of 5 are the rest.
@@ -83,11 +84,7 @@ def found(task, tmp_path_factory):
 
 
 def value(frame, variant, metric, intervention, column="value"):
-    chosen = (
-        (frame["variant"] == variant) & (frame["metric"] == metric) & (frame["intervention"] == intervention)
-    )
-    (one,) = frame.loc[chosen, column]
-    return one
+    return row_of(frame, variant=variant, metric=metric, intervention=intervention)[column]
 
 
 def r_squared(columns, values):

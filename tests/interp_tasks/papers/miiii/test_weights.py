@@ -19,6 +19,7 @@ from interp_tasks.papers.miiii.weights import (
     periodic_above,
     significant,
 )
+from tests.interp_tasks.rows import row_of
 
 RNG = np.random.default_rng(0)
 P, D = 23, 48
@@ -87,14 +88,6 @@ def made(addition, tmp_path_factory):
 @pytest.fixture(scope="module")
 def result(made):
     return weights(made)
-
-
-def row_of(frame, **wanted):
-    chosen = frame
-    for column, value in wanted.items():
-        chosen = chosen[chosen[column] == value]
-    (row,) = chosen.to_dict("records")
-    return row
 
 
 def test_positions_against_numpy(made, result):

@@ -16,6 +16,7 @@ from interp_tasks.papers.grid import GridInputs
 from interp_tasks.papers.nanda import phases
 from interp_tasks.papers.nanda.losses import GridModel, loss_rows, splits_of
 from interp_tasks.papers.nanda.mechanism import best_waves, operand_waves
+from tests.interp_tasks.rows import row_of
 
 P = 7
 #: Of the model of addition, whose key frequencies it makes ``KEYS``.
@@ -72,13 +73,8 @@ def run(addition, tmp_path_factory):
     return str(train(addition, out=tmp_path_factory.mktemp("runs") / "run", settings=settings, config=config))
 
 
-def value(frame, variant, metric, intervention="none", split="grid", column="value", **where):
-    chosen = (frame["variant"] == variant) & (frame["metric"] == metric) & (frame["split"] == split)
-    chosen &= frame["intervention"] == intervention
-    for name, wanted in where.items():
-        chosen &= (frame[name] == wanted).fillna(False).astype(bool)
-    (found,) = frame.loc[chosen, column]
-    return found
+def value(frame, variant, metric, intervention="none", split="grid", column="value"):
+    return row_of(frame, variant=variant, metric=metric, intervention=intervention, split=split)[column]
 
 
 def keys_of(result):
@@ -238,23 +234,15 @@ def test_clusters_of_neurons(by_hand):
     by_hand.check("neurons: own frequency of each alone", edited)
 
 
-def test_frequencies_of_the_logits_by_a_transform_over_both_digits(by_hand):
-    """On the complete grid the block of k is what numpy's FFT has at (±k or 0, ±k or 0), the constant apart."""
-    logits = by_hand.logits
-    spectrum = np.fft.fft2(logits.reshape(P, P, P), axes=(0, 1))
-    places = np.arange(P)
+def test_frequencies_of_the_logits(by_hand):
+    def projected(keys):
+        block = fourier.components(fourier.Grid({"a": P, "b": P}), keys).numpy()
+        return block @ (block.T @ by_hand.logits)
 
-    def without_blocks(keys):
-        gone = np.zeros((P, P), dtype=bool)
-        for key in keys:
-            here = np.isin(places, [0, key, P - key])
-            gone |= here[:, None] & here
-        gone[0, 0] = False
-        return np.fft.ifft2(spectrum * ~gone[:, :, None], axes=(0, 1)).real.reshape(P * P, P)
-
-    by_hand.check("logits: key frequencies alone", logits - without_blocks(KEYS) + logits.mean(0))
+    by_hand.check("logits: key frequencies alone", by_hand.logits.mean(0) + projected(KEYS))
     for key in KEYS:
-        by_hand.check("logits: without one key frequency", without_blocks([key]), f"sum, frequency {key}")
+        about = f"sum, frequency {key}"
+        by_hand.check("logits: without one key frequency", by_hand.logits - projected([key]), about)
 
 
 def read_out(model, stream):
