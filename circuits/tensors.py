@@ -166,12 +166,7 @@ SPANS = ("prompt", "new")
 
 
 def check_not_a_mask(given: Any, label: str, mask: str) -> None:
-    """Refuses whole numbers that may be meant as a mask: only 0 and 1, with repeats or as bytes.
-
-    Args:
-        given: an array, a tensor or some other series; anything else passes.
-        mask: the axes of a mask, for the error message.
-    """
+    """Refuses a series of whole numbers that may be meant as a mask: only 0 and 1, with repeats or as bytes."""
     is_bytes = isinstance(given, np.ndarray | Tensor) and given.ndim > 0 and given.itemsize == 1
     if isinstance(given, np.ndarray | Tensor):
         numbers = given.reshape(-1).tolist() if given.ndim < 2 else []
@@ -205,11 +200,7 @@ def parse_span(given: Any, label: str) -> Span | None:
 
 
 def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions | Snapshot | None:
-    """Reads positions: integers (negative ones count from the end) or a boolean mask, [pos] or [batch pos].
-
-    Args:
-        repeats: whether a position that is given twice stays twice.
-    """
+    """Reads positions: integers (negative ones count from the end) or a boolean mask, [pos] or [batch pos]."""
     if given is None:
         return None
     given = as_dense_tensor(given, label)

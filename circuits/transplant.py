@@ -55,7 +55,9 @@ class Transplant(Intervention):
             raise CircuitsError(f"{self.label}: the source has no {name}, the model has; {unlike}")
         for name, value in values.items():
             if name not in chosen:
-                if _is_equal_buffer(surface.model.state_dict().get(name), value.tensor):
+                buffer = surface.model.state_dict().get(name)
+                # transformer-lens 4.3 holds a zero bias as a buffer.
+                if buffer is not None and torch.equal(buffer, value.tensor.to(buffer)):
                     continue
                 raise CircuitsError(
                     f"{self.label}: the model has no parameter {name}, the source has; {unlike}"
@@ -156,11 +158,6 @@ def _tensors(source: Any, caller: str) -> tuple[dict[str, Any], bool | None]:
     if isinstance(source, Mapping):
         return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}, None
     raise CircuitsError(f"{caller}: source must be a model or a state_dict, got {type(source).__name__}")
-
-
-def _is_equal_buffer(buffer: Tensor | None, value: Tensor) -> bool:
-    """Tells whether a buffer equals the source's value; transformer-lens 4.3 holds a zero bias as a buffer."""
-    return buffer is not None and buffer.shape == value.shape and bool((buffer == value.to(buffer)).all())
 
 
 def _check_shared(label: str, names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:

@@ -102,7 +102,8 @@ def partition(values: Any, classes: Mapping[str, Any]) -> Partition:
     blocks = [torch.nn.functional.one_hot(kind).double()[:, 1:] for kind in kinds.values()]
     functions = torch.cat([block - block.mean(0) for block in blocks], 1).to(parsed.device)
     products = functions.T @ functions
-    if functions.shape[1] >= len(parsed) or _singular(products):
+    eigenvalues = torch.linalg.eigvalsh(products) if products.numel() else torch.ones(1)
+    if functions.shape[1] >= len(parsed) or bool(eigenvalues[0] <= SINGULAR * eigenvalues[-1]):
         raise CircuitsError(
             f"{caller}: {', '.join(kinds)} have {functions.shape[1]} functions over {len(parsed)} examples that are "
             "not independent of each other; leave some out"
@@ -142,11 +143,6 @@ def _read_classes(classes: Any, examples: int, caller: str) -> Int[Tensor, " exa
             f"{list(labels.shape)}"
         )
     return labels.cpu().unique(return_inverse=True)[1]
-
-
-def _singular(products: Tensor) -> bool:
-    values = torch.linalg.eigvalsh(products) if products.numel() else torch.ones(1)
-    return bool(values[0] <= SINGULAR * values[-1])
 
 
 def _between(values: Tensor, classes: Tensor, caller: str) -> Float[Tensor, "kind feature"]:

@@ -33,14 +33,12 @@ def batch_size(
 ) -> int:
     """Returns how many rows of `length` tokens run in one forward.
 
-    By default as many as keep to `TOKENS` and to `NUMBERS`: what a token takes in its largest layer, its logits where
-    they are read, and what the caller keeps. 16 times as many on an accelerator.
+    By default as many as keep to `TOKENS` and to `NUMBERS`: what a token takes in its largest layer, its logits at the
+    `read` positions (None: all), and what the caller has `kept`. 16 times as many on an accelerator.
 
     Args:
         given: the user's `batch_size=`, which is used as it is; None: the default.
         layers: layers whose activations are held at one time; all of them where gradients are taken.
-        kept: numbers that the caller keeps for each token beside the forward.
-        read: positions at which logits are computed; None: all.
     """
     if given is not None:
         if not is_whole(given, 1):

@@ -290,11 +290,8 @@ class EdgeHooks:
     def _before_mlp(
         self, run: EdgeRun, layer: int, groups: Sequence[Group], x: Tensor, arriving: Tensor, stream: Tensor
     ) -> None:
-        """Prepares what the MLP of a layer receives, and its outputs on the streams of some groups.
-
-        Args:
-            x: the stream that it reads, before the hooks there; `arriving` are the groups' differences.
-            stream: the same after them.
+        """Prepares what the MLP of a layer receives, and its outputs on the streams of some groups: it reads `x`, with
+        the groups' differences `arriving`, which hooks make `stream`.
         """
         receiver = hook_at("mlp_pre", layer), None
         if receiver in self._groups:

@@ -122,14 +122,8 @@ class RemoveFitted(Replacement):
 def fourier_functions(
     grid: Snapshot, coords: Positions, period: int, keys: tuple[int, ...], directions: str, caller: str
 ) -> Functions:
-    """Returns Fourier functions of the coordinates of a complete grid, which are orthonormal on it.
-
-    Args:
-        coords: the token positions whose ids, 0..period-1, are the coordinates x_1..x_m of an example.
-        keys: frequencies k, 1 <= k <= period/2.
-        directions: see `fourier_values`.
-
-    Raises `CircuitsError` for a grid that does not hold every combination exactly once, as orthonormality needs.
+    """Returns Fourier functions of the coordinates of a grid, the ids at the positions `coords`; refuses one that does
+    not hold every combination of them exactly once, as orthonormality needs.
     """
     tokens, size = grid.tensor, period ** len(coords)
     if outside := [position for position in coords if not -tokens.shape[1] <= position < tokens.shape[1]]:
@@ -151,11 +145,8 @@ def fourier_functions(
 
 
 def fourier_values(x: Tensor, period: int, keys: tuple[int, ...], directions: str) -> Tensor:
-    """Returns Fourier functions at coordinates [example coordinate], [example function], of mean square 1 on the grid.
-
-    Args:
-        directions: "all": for each k the products over coordinates of {1, cos(w x), sin(w x)}, w = 2πk/period, but for
-            the constant (8 for two coordinates); "sum": cos and sin of w(x_1 + ... + x_m).
+    """Returns Fourier functions at coordinates [example coordinate], as [example function], of mean square 1 on the
+    grid; `directions` as in `ablate.frequencies`.
     """
     x = x.sum(1, keepdim=True) if directions == "sum" else x
     return torch.cat([products(x, key, period) for key in keys], 1)

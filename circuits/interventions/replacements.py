@@ -397,11 +397,8 @@ def source_rows(
 
 
 def _paired_columns(at: Positions, source_real: Tensor, current: Tensor, context: HookContext) -> Tensor:
-    """Returns for each column of the run that of the source which goes there, [batch pos]; 0 where none does.
-
-    Args:
-        at: positions of the source, which go in order to those of the edit.
-        source_real: the mask of the source, a row for each of this call or one for all.
+    """Returns for each column of the run that of the source which goes there, [batch pos]; 0 where none does. Positions
+    `at` of the source go in order to those of the edit; its mask has a row for each of this call or one for all.
     """
     write, decode_step = context.write, context.decode_step
     length = current.shape[write.kind.query_axis]

@@ -31,7 +31,7 @@ _VISIBLE = 1e-3
 SAME = "same"
 
 
-def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.DataFrame:
+def check(model: nn.Module, tokens: Tensor | None = None) -> pd.DataFrame:
     """Writes noise at every site and layer of a model, and compares the outputs with those of the same write by plain
     torch hooks at the modules that compute the site.
 
@@ -41,7 +41,6 @@ def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.D
 
     Args:
         tokens: inputs [batch pos] to compare on; by default two random rows of up to eight tokens.
-        seed: of the noise and the tokens.
 
     Returns one row for each site and layer: `site`, `layer`, `difference` as a fraction of the write's effect, and
     `verdict`, which is "same" or says what differs.
@@ -54,11 +53,11 @@ def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.D
     try:
         surface, cfg = HookedModel.of(model), cast(Any, model.cfg)
         if tokens is None:
-            generator = torch.Generator().manual_seed(seed)
-            tokens = torch.randint(cfg.d_vocab, (2, min(8, getattr(cfg, "n_ctx", 8))), generator=generator)
+            shape = 2, min(8, getattr(cfg, "n_ctx", 8))
+            tokens = torch.randint(cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))
         surface.check_inputs(tokens, "check: tokens")
         with evaluating(model), torch.no_grad():
-            rows = _rows(surface, tokens.to(surface.device), seed)
+            rows = _rows(surface, tokens.to(surface.device))
     finally:
         decided.pop(model)
         if before is not None:
@@ -69,7 +68,7 @@ def check(model: nn.Module, tokens: Tensor | None = None, seed: int = 0) -> pd.D
     return frame
 
 
-def _rows(surface: HookedModel, tokens: Tensor, seed: int) -> list[tuple[str, int | None, float, str]]:
+def _rows(surface: HookedModel, tokens: Tensor) -> list[tuple[str, int | None, float, str]]:
     clean = _logits(surface.model(tokens))
     tolerance = _TOLERANCE.get(clean.dtype, _HALF)
     _check_wrapped(surface.model, tokens, clean, tolerance)
@@ -94,19 +93,13 @@ def _rows(surface: HookedModel, tokens: Tensor, seed: int) -> list[tuple[str, in
         if place not in ours:
             verdict = "its hook point never fires, or holds something of another shape"
         elif verdict == SAME:
-            difference, verdict = _compared(surface, tokens, place, ours[place], clean, seed, tolerance)
+            difference, verdict = _compared(surface, tokens, place, ours[place], clean, tolerance)
         rows.append((*place, difference, verdict))
     return rows
 
 
 def _compared(
-    surface: HookedModel,
-    tokens: Tensor,
-    place: Place,
-    read: Tensor,
-    clean: Tensor,
-    seed: int,
-    tolerance: float,
+    surface: HookedModel, tokens: Tensor, place: Place, read: Tensor, clean: Tensor, tolerance: float
 ) -> tuple[float, str]:
     """Returns how far the two writes at one place are apart, as a fraction of the effect, and the verdict."""
     seen: list[Tensor] = []
@@ -114,7 +107,7 @@ def _compared(
     def write(x: Tensor) -> Tensor:
         """Returns the activation with noise of its own size."""
         seen.append(x.clone())
-        noise = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(x)
+        noise = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(x)
         if place[0] == "pattern":
             noise = noise * (x != 0)  # Some models mask after the softmax too.
         return x + noise * _visible(x).std()

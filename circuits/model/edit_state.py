@@ -103,11 +103,6 @@ def state_of(model: nn.Module) -> State:
     return _states.setdefault(model, State())
 
 
-def hook_state(model: nn.Module) -> State:
-    """Returns the state that a new hook on a model ends with."""
-    return state_of(model) if in_use(model) else State()
-
-
 @model_block
 def exclusive(model: nn.Module) -> Iterator[None]:
     """Holds a model for this thread and task alone; see `holding_alone`.

@@ -80,11 +80,8 @@ class DecodeStep:
         batch: int = 1,
     ) -> Tensor:
         """Returns a boolean mask, true at `positions`, of a run of `length` positions: [length], or [batch length]
-        where rows differ: positions count in each row's own tokens, and none of them is padding.
-
-        Args:
-            rows: the rows of the whole batch that run; None: all of them.
-            batch: the number of rows of the whole batch.
+        where rows differ: positions count in each row's own tokens, and none of them is padding. `rows` of a whole
+        batch of `batch` run (None: all).
         """
         if positions is None:
             return torch.ones(length, dtype=torch.bool) if self.mask is None else self.mask
@@ -169,12 +166,7 @@ class GenerationState:
         length: int | None,
         real: Tensor | None = None,
     ) -> DecodeStep:
-        """Returns the step of a run with these arguments by name.
-
-        Args:
-            length: the number of its positions; None if unknown.
-            real: the mask of padding so far, as in `DecodeStep`.
-        """
+        """Returns the step of a run of `length` positions (None: unknown) with these arguments by name."""
         generation, cache, start = under_way(model), cache_of(given), past_length(given)
         own = generation or (None if cache is None else id(cache))
         before = self._open_runs.get(own)

@@ -159,7 +159,10 @@ def parse_heads(spec: Any) -> HeadSpec:
         return spec
     text = repr(spec)
     if hasattr(spec, "tolist"):
-        spec = _dense(spec)
+        from circuits.tensors import as_dense_tensor  # torch, which text is read without
+
+        spec = as_dense_tensor(spec, "heads")
+        spec = spec.tolist() if hasattr(spec, "tolist") else spec
     if isinstance(spec, KeyValueGroup) or (_is_pair(spec) and isinstance(spec, tuple)):
         spec = [spec]
     if isinstance(spec, str) and spec.strip().lower() == "all":
@@ -177,14 +180,6 @@ def parse_heads(spec: Any) -> HeadSpec:
         else:
             raise CircuitsError(f"heads {text}: cannot read {item!r} as a head; write {SYNTAX}")
     return HeadSpec(text, tuple(dict.fromkeys(parsed)))
-
-
-def _dense(spec: Any) -> Any:
-    """Returns an array or a tensor as a list. Imports torch only here, so that text is read without it."""
-    from circuits.tensors import as_dense_tensor
-
-    dense = as_dense_tensor(spec, "heads")
-    return dense.tolist() if hasattr(dense, "tolist") else dense
 
 
 def looks_like_heads(text: str) -> bool:

@@ -166,10 +166,8 @@ class HookedModel:
         return tuple(known.get(axis) for axis in kind.axes)
 
     def stream_norm(self, site: str, layer: int | None) -> str | None:
-        """Returns the path of the norm that the residual stream itself passes after a site; None where there is none.
-
-        Args:
-            site: "embed" (then it is the sum of the embeddings that is normalised), "resid_mid" or "resid_post".
+        """Returns the path of the norm that the residual stream itself passes after embed (the sum of the embeddings),
+        resid_mid or resid_post; None where there is none.
         """
         if not self.post_norm:
             return None
@@ -179,11 +177,8 @@ class HookedModel:
         return f"blocks.{layer}.{'ln1' if first else 'ln2'}"
 
     def sublayer_norm(self, site: str, layer: int) -> str | None:
-        """Returns the path of the norm that the output of attention or of the MLP passes before it is added to the
-        stream; None where there is none. The hook points of these outputs stand after it.
-
-        Args:
-            site: "attn_out" or "mlp_out".
+        """Returns the path of the norm that attn_out or mlp_out has passed before it is added to the stream; None where
+        there is none.
         """
         norm = "ln1" if site == "attn_out" else "ln2"
         norm = norm if self.norms_after_only else f"{norm}_post"

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from circuits.model.contexts import User, model_block
-from circuits.model.edit_state import hook_state
+from circuits.model.contexts import User, in_use, model_block
+from circuits.model.edit_state import State, state_of
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]
@@ -46,19 +46,17 @@ def hooks_on(handles: Iterable[Handle]) -> Iterator[None]:
 class Revocable:
     """A function that can be switched off: after `remove`, or after the blocks in which it was made, it does nothing.
 
-    In any thread or task but the one that made it a call is an error, or (`ignores_others`) does nothing.
+    In any thread or task but the one that made it a call is an error, or (`ignores_others`) does nothing: at the end of
+    a run, which was refused at its start.
 
     A copy of a model made while our hooks are on it has them too, and nobody can remove them there.
     """
 
     def __init__(self, function: Callable[..., Any], model: nn.Module, ignores_others: bool = False) -> None:
-        """
-        Args:
-            ignores_others: return without an error in another: at the end of a run, which was refused at its start.
-        """
         self._ignores_others = ignores_others
         self._function: Callable[..., Any] | None = function
-        self._state = hook_state(model)
+        # A hook outside of blocks ends with nothing.
+        self._state = state_of(model) if in_use(model) else State()
         self._owner = User()
 
     def __call__(self, *given: Any) -> Any:

@@ -108,12 +108,8 @@ def with_model(given: Given, surface: HookedModel, caller: str, side: str | None
 def continuation(
     surface: HookedModel, prompts: Prompts, row: int, length: int, text: str
 ) -> list[int] | None:
-    """Returns the ids of a text that follows the first tokens of a prompt: of both together, what comes after these.
-
-    None where prompt and text together do not begin with these tokens.
-
-    Args:
-        length: how many of the prompt's own tokens; after none, the text stands alone.
+    """Returns the ids of a text that follows the first `length` of a prompt's own tokens (0: it stands alone): of both
+    together, what comes after these; None where both together do not begin with them.
     """
     model: Any = surface.model
     own = prompts.tokens[row][prompts.real[row].to(prompts.tokens.device)].tolist()
@@ -182,10 +178,8 @@ def _words(surface: HookedModel, tokens: Tensor, mask: Tensor | None) -> Words |
 
 
 def _padding_at(surface: HookedModel, tokens: Tensor, side: str, spare: str | None) -> Tensor | None:
-    """Returns bool [batch pos], true at padding ids at one side of each row; None where no tokenizer names any.
-
-    Args:
-        spare: "bos" or "eos": where padding has the id of that token, the one next to the text counts as it.
+    """Returns bool [batch pos], true at padding ids at one side of each row, but for the one next to the text where
+    that is the id of the `spare` token, "bos" or "eos"; None where no tokenizer names any.
     """
     tokenizer: Any = getattr(surface.model, "tokenizer", None)
     pad = getattr(tokenizer, "pad_token_id", None)
@@ -235,11 +229,8 @@ def mask_of_model(surface: HookedModel, tokens: Tensor) -> Tensor | None:
 
 
 def check_no_padding(surface: HookedModel, prompts: Prompts, used: Tensor | None, what: str) -> None:
-    """Refuses inputs without a mask in which padding would be taken for tokens.
-
-    Args:
-        used: bool [batch pos], the positions used; None: examples are compared position by position, so that padding
-            that they all have in the same places does no harm.
+    """Refuses inputs without a mask in which padding would be taken for tokens, at the positions `used`, bool [batch
+    pos]; None: examples are compared by position, and padding that they all have in the same places does no harm.
     """
     mask = padding(surface, prompts.tokens) if prompts.mask is None else None
     if mask is None:

@@ -34,14 +34,10 @@ class SAEInsertion(nn.Module):
         features: the hook point of the features [batch pos feature].
         error: the hook point of the error, in the shape of the site.
         width: the number of features.
+        dtype: what encode, [... d_in] to [... feature], and decode, back, compute in; None: the model's.
     """
 
     def __init__(self, site: Site, encode: Function, decode: Function, dtype: torch.dtype | None) -> None:
-        """
-        Args:
-            encode: [... d_in] to [... feature]; `decode` back.
-            dtype: what it computes in; None: the model's.
-        """
         super().__init__()
         self.site, self.width, self.dtype = site, 0, dtype
         self.encode, self.decode = encode, decode

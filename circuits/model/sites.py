@@ -163,13 +163,10 @@ class Site:
     @classmethod
     def parse(cls, spec: Any) -> Site:
         """Reads "z", "z.2", a full hook name, or a Site."""
-        if isinstance(spec, Site):
-            return spec
-        if not isinstance(spec, str):
-            raise CircuitsError(f"not a site: {spec!r}; {_WRITE}")
-        if match := re.fullmatch(r"((?:\w+\.)?\w+)\.(\d{1,6})", spec.strip()):
-            return cls(match[1], int(match[2]))
-        return cls(spec.strip())
+        if isinstance(spec, Site) or not isinstance(spec, str):
+            return spec if isinstance(spec, Site) else cls(spec)
+        match = re.fullmatch(r"((?:\w+\.)?\w+)\.(\d{1,6})", spec.strip())
+        return cls(match[1], int(match[2])) if match else cls(spec.strip())
 
     @property
     def kind(self) -> SiteKind:

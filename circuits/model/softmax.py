@@ -22,14 +22,11 @@ class SoftmaxHooks:
     """Hooks scores and pattern of a module that computes attention itself, for as long as any function is hooked.
 
     The softmax that the module calls is met while it runs: scores are what that is given, and what it returns is the
-    pattern. A call of torch's fused attention, which has none to meet, is computed in its steps.
+    pattern. A call of torch's fused attention, which has none to meet, is computed in its steps. `masks_after` says
+    that the module masks the pattern once more, which would undo a write at a masked key.
     """
 
     def __init__(self, attention: Any, layer: int, masks_after: bool) -> None:
-        """
-        Args:
-            masks_after: whether the module masks the pattern once more, which would undo a write at a masked key.
-        """
         self._attention, self._layer, self.masks_after = attention, layer, masks_after
         self._listeners: dict[str, dict[object, Function]] = {"scores": {}, "pattern": {}}
         self._hooks: Handles | None = None

@@ -63,12 +63,8 @@ class Metric:
         positions: Any = None,
         default: Callable[[Tensor, Tensor, Tensor | None], Mapping[str, Any]] | None = None,
     ) -> Metric:
-        """Reads and checks the metric, batch and positions that a user gave.
-
-        Args:
-            inputs: the model and its prompts; None where outputs come from elsewhere.
-            positions: those that the metric reads; by default what it says itself, or the object whose method it is.
-            default: what is measured without a metric; by default `unedited_metrics`.
+        """Reads and checks the metric, batch and positions that a user gave; `inputs` are the model and its prompts,
+        None where outputs come from elsewhere.
         """
         batch = parse_batch(batch, caller)
         owner = getattr(metric, "__self__", None)
@@ -146,12 +142,8 @@ class Metric:
 
         The function gets copies, so that its writes reach no other variant and nobody's tensors, and a batch that is a
         tensor on the output's device. Its output is NaN at padding and where it said that it does not read; one of half
-        precision comes as float32, in which differences of logits keep their digits.
-
-        Args:
-            output: [n pos out].
-            clean: the unedited one.
-            columns: the positions that both have; None: all.
+        precision comes as float32, in which differences of logits keep their digits. Outputs [n pos out] may have some
+        `columns` alone.
         """
         kept, batch, owned = self.kept, self.batch, False
         kept = None if kept is None else kept.to(output.device)
@@ -255,10 +247,7 @@ def unedited_metrics(
 
     kl: KL(unedited || edited) in nats. mse. logit_diff: the logit of the unedited model's first choice minus that
     of its second. All pool over positions (mse over the entries of the last axis as well), for every output of the
-    example. A read-out of width 1 is a number, not logits, and has mse only.
-
-    Args:
-        kept: bool [n pos], the positions that count; None: all.
+    example; `kept`, bool [n pos], says at which. A read-out of width 1 is a number, not logits, and has mse only.
     """
     step = max(1, _PIECE // max(1, output[0].numel()))
     pieces = []

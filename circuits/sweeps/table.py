@@ -77,8 +77,10 @@ class SweepResult:
             raise CircuitsError(
                 "SweepResult.concat: give results of sweep, in a list or by label of their model"
             )
-        if labels:
-            results = [one._of_model(label) for label, one in zip(labels, results, strict=True)]
+        for at, label in enumerate(labels):
+            frame, baseline = results[at].frame, results[at].baseline
+            named = {"frame": frame.assign(checkpoint=label), "baseline": baseline.assign(checkpoint=label)}
+            results[at] = replace(results[at], **named)
         first = results[0].settings
         for name in ("seed", "draws", "flips", "n", "positions"):
             if any(one.settings.get(name) != first.get(name) for one in results):
@@ -107,10 +109,6 @@ class SweepResult:
         settings["naive"] = {key: why for one in results for key, why in one.settings["naive"].items()}
         interventions = {name: given for one in results for name, given in one.interventions.items()}
         return cls(frame, baseline.drop_duplicates(model, ignore_index=True), interventions, settings)
-
-    def _of_model(self, label: str) -> SweepResult:
-        frame, baseline = (table.assign(checkpoint=label) for table in (self.frame, self.baseline))
-        return replace(self, frame=frame, baseline=baseline)
 
     @property
     def metrics(self) -> list[str]:

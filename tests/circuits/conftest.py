@@ -358,11 +358,6 @@ def each_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(scope="session")
-def weights_by_name() -> Callable[..., dict[str, Tensor]]:
-    return weights_of
-
-
-@pytest.fixture(scope="session")
 def by_hand() -> Callable[..., Tensor]:
     return forward
 

@@ -12,16 +12,6 @@ def test_every_public_name_is_there():
         assert getattr(circuits, name) is not None
 
 
-def test_no_module_hides_a_function_of_its_name():
-    """`circuits.sweep` stays the function, whatever was imported first."""
-    import circuits.sweeps.sweep
-
-    assert callable(circuits.sweep)
-    assert callable(circuits.edit)
-    assert callable(circuits.heads)
-    assert callable(circuits.cache)
-
-
 def test_importing_it_loads_neither_transformer_lens_nor_plotly():
     code = "import sys, circuits; print({'transformer_lens', 'plotly', 'tasks'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

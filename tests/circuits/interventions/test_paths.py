@@ -217,28 +217,6 @@ def test_all_edges_cut_at_once_give_the_source_run(featured, tokens, other_token
     assert_same(run(featured, tokens, *reversed(paths)), source, run(featured, tokens))
 
 
-def test_an_edge_of_a_circuit_is_the_path_of_its_name(family, make_model, tokens, other_tokens):
-    """Under grouped heads, too: the tables' names of groups."""
-    for settings, receivers in (
-        ({}, ("2.3.q", "2.3.v", "mlp1")),
-        ({"n_key_value_heads": 2}, ("2.3.q", "2.k1.v")),
-    ):
-        model = make_model(family=family, n_layers=3, **settings)
-        for receiver in receivers:
-            cut = circuit.edges([f"0.1 -> {receiver}"]).cut(other_tokens)
-            torch.testing.assert_close(
-                run(model, tokens, patch.path("0.1", receiver, other_tokens)), run(model, tokens, cut)
-            )
-    shown = patch.path("0.1", "2.k1.v (heads 2,3)", other_tokens).describe()
-    assert shown == patch.path("0.1", ("v", "2.k1"), other_tokens).describe()
-    with pytest.raises(
-        CircuitsError, match=r"head 2\.3 shares its keys .* write \(\"q\", \"2\.3\"\) .*\"2\.k1\""
-    ):
-        run(model, tokens, patch.path("0.1", "2.3", other_tokens))
-    with pytest.raises(CircuitsError, match=r"no path to q\.0: it is computed before"):
-        run(model, tokens, patch.path("1.0", ("q", "0.1"), other_tokens))
-
-
 @pytest.mark.parametrize("through", [None, "mlps"])
 def test_a_path_is_of_the_run_with_all_other_edits(
     deep, tokens, other_tokens, theirs, by_hand, assert_same, through

@@ -2,7 +2,6 @@ import contextlib
 
 import pytest
 import torch
-from torch import nn
 
 from circuits import CircuitsError, Site, edit, intervene, patch, run, sweep
 from circuits.model.hooked_model import HookedModel
@@ -136,16 +135,6 @@ def test_heads_at_hooks_that_only_some_models_have(
     if groups is not None:
         with pytest.raises(CircuitsError, match="key-value group"):
             run(model, tokens, edit(name, lambda x: 2 * x, heads=wrong))
-
-
-def test_another_class_is_refused(causal):
-    class Lookalike(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks, self.cfg, self.hook_embed = causal.blocks, causal.cfg, causal.hook_embed
-
-    with pytest.raises(CircuitsError, match="Lookalike is not supported"):
-        HookedModel.of(Lookalike())
 
 
 def test_one_norm_for_attention_and_mlp(make_model, hooked_only, tokens, other_tokens, by_hand, assert_same):

@@ -11,12 +11,10 @@ from circuits import (
     circuit,
     compare,
     edit,
-    intervene,
     logit_difference,
     patch,
     run,
     sweep,
-    transplant,
 )
 from circuits.sweeps.metrics import parse_metric_values
 
@@ -219,27 +217,6 @@ def test_a_metric_that_changes_the_model_is_refused(make_model, tokens, engine, 
         sweep(model, tokens, given, engine=engine)
     with pytest.raises(CircuitsError, match=rf"edit\(z.1\), the function: {said}"):
         run(model, tokens, given["a"])
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_metric_may_run_the_model_edited(make_model, tokens, engine):
-    """With hooks and other weights of its own, put back when it returns; within a variant that replaces some, too."""
-    model, donor = make_model(0), make_model(1)
-    given = {"a": ablate.zero("0.1"), "b": transplant.weights(donor, ["mlp"])}
-
-    def plain(output):
-        return output.flatten(1).sum(1)
-
-    def running(output):
-        with intervene(model, transplant.weights(donor, ["qkv"]), ablate.uniform("1.0")):
-            model(tokens)
-        run(model, tokens, ablate.zero("1.1"))
-        return plain(output)
-
-    one, two = (
-        sweep(model, tokens, given, metric=metric, engine=engine).frame for metric in (running, plain)
-    )
-    np.testing.assert_allclose(one["effect"], two["effect"], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -17,19 +17,6 @@ def result(make_model, tokens):
     return sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model)), draws=50, flips=50)
 
 
-def test_columns_are_the_public_ones(result):
-    assert tuple(result.frame.columns) == COLUMNS
-    assert list(result.baseline.columns) == [
-        "checkpoint",
-        "metric",
-        "value",
-        "value_ci_low",
-        "value_ci_high",
-        "n",
-    ]
-    assert len(result.frame) == 8 * 3
-
-
 def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(result, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     first, *rows, last, limit = repr(result).split("\n")

@@ -54,19 +54,6 @@ def test_columns(causal, tokens, engine):
     assert set(frame["metric"]) == {"metric"}
 
 
-def test_p_values_are_adjusted_over_every_row_of_the_table(causal, tokens):
-    def metric(output):
-        return {"first": output[:, 0, 0], "last": output[:, -1, 0]}
-
-    frame = sweep(causal, tokens, ablate.each(ablate.zero, heads("all", causal)), metric=metric).frame
-    p_values, running = frame["p_value"].to_numpy(), 0.0
-    assert len(p_values) == 16
-    for rank, row in enumerate(np.argsort(p_values, kind="stable")):
-        running = max(running, min(1.0, (16 - rank) * p_values[row]))
-        np.testing.assert_allclose(frame["p_adjusted"][row], running)
-    assert (frame["p_adjusted"] > frame["p_value"]).any()
-
-
 @pytest.mark.parametrize("engine", ["auto", "naive"])
 @pytest.mark.parametrize("batch_size", [3, 5, 16])
 def test_a_source_that_is_what_was_there_has_no_effect_on_any_processor(
