@@ -93,11 +93,8 @@ def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
     try:
         settings = dict(described["config"]["task"])
         return tasks.get(settings.pop("name"), **settings).plateau_levels().get(metric["name"])
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-    ):  # a task that is not known here, or takes other settings by now
+    except (LookupError, TypeError, ValueError):
+        # Of a task that is not known here, or takes other settings by now.
         return None
 
 
@@ -113,10 +110,8 @@ def marks_around(drop: Drop, steps: list[int], name: str, needed: Collection[str
             raise UserError(
                 f"{name} has no checkpoint {where} its drop (steps {drop.onset} to {drop.end}): the {nearest}"
             )
-    plateau = [step for step in before if step > 0] or before
-    found = (
-        {"pre": min(plateau, key=lambda step: abs(step - drop.onset / 4)), "onset": before[-1]}
-        if before
-        else {}
-    )
+    found = {}
+    if before:
+        plateau = [step for step in before if step > 0] or before
+        found = {"pre": min(plateau, key=lambda step: abs(step - drop.onset / 4)), "onset": before[-1]}
     return found | ({"end": after[0], "post": steps[-1]} if after else {})

@@ -223,8 +223,10 @@ def find_run(name: str) -> Path:
     if not name.startswith(ZOO):
         return Path(name)
     given, folder = name.removeprefix(ZOO), zoo_folder()
-    if given == Path(given).as_posix() and ".." not in given and (folder / given / RUN_FILE).is_file():
-        return folder / given
+    run = folder / given
+    is_inside = given == Path(given).as_posix() and ".." not in given and folder in run.parents
+    if is_inside and (run / RUN_FILE).is_file():
+        return run
     names = zoo_names()
     own = [each for each in names if given and each.startswith(given.rstrip("/") + "/")]
     if own:
@@ -271,15 +273,16 @@ def _select(selector: str, run_name: str, steps: list[int]) -> list[int]:
 
 def _stored(wanted: Iterable[int], run_name: str, steps: list[int]) -> list[int]:
     """Returns the steps that are wanted, all of which must be stored."""
-    wanted, known = list(wanted), set(steps)
-    for step in wanted:
-        if step not in known:
+    found = []
+    for step in wanted:  # of a range without end the first that is missing is refused
+        if step not in steps:
             near = [each for each in steps if each < step][-1:] + [each for each in steps if each > step][:1]
             raise UserError(
                 f"{run_name} has no checkpoint at step {step}: the nearest are {' and '.join(map(str, near))} "
                 f"(of {_shown(steps)})"
             )
-    return wanted
+        found.append(step)
+    return found
 
 
 def _shown(steps: list[int]) -> str:

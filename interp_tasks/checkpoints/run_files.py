@@ -142,7 +142,7 @@ def read_run(path: str | Path) -> dict[str, Any]:
         value = content.get(name)
         parts = value if isinstance(value, dict) else {}
         fits = isinstance(value, kind) and all(
-            type(each) in (int, float) and math.isfinite(each)
+            type(each) in (int, float) and abs(each) < math.inf
             if name in NUMBERS or key == "plateau"
             else isinstance(each, str)
             for key, each in parts.items()

@@ -49,42 +49,49 @@ def quiet_libraries(debug: bool) -> Iterator[None]:
 
 def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
     """Runs a command and returns its exit status; a user's mistake is one line on stderr, other errors propagate."""
-    code = USAGE
     try:
         done = command()
         sys.stdout.flush()
-        if done != INTERRUPTED:
-            return done if isinstance(done, int) else 0
-        # Typer turns the interruption into this code; older ones into Abort, below.
-        message, code, debug = "interrupted", INTERRUPTED, False
-    except SystemExit as stop:
-        # Click answers a closed pipe with sys.exit(1).
-        if isinstance(stop.__context__, BrokenPipeError):
-            return closed_pipe()
-        message = foreign_exit(stop)
-    except BrokenPipeError:
-        return closed_pipe()
-    except (KeyboardInterrupt, typer.Abort):
-        message, code = "interrupted", INTERRUPTED
-    except Stopped as stop:
-        message, code = str(stop), stop.code
-    except CLICK_ERROR as error:
-        message = usage_message(error)
-    except (UserError, TaskError, CircuitsError) as error:
-        message = str(error)
-    except (MemoryError, RuntimeError, ImportError, OSError, UnicodeEncodeError) as error:
-        message = expected(error)
-        if not message:
+        if done == INTERRUPTED:
+            # Typer turns the interruption into this code; older ones into Abort.
+            raise KeyboardInterrupt
+        return done if isinstance(done, int) else 0
+    except BaseException as error:
+        told = outcome(error)
+        if told is None:
             raise
-    if debug:
-        to_stderr(traceback.format_exc().rstrip())
-    to_stderr(f"interp-run: {one_line(message)}")
+        message, code = told
+        if debug:
+            to_stderr(traceback.format_exc().rstrip())
+    if message:
+        to_stderr(f"interp-run: {one_line(message)}")
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     return code
 
 
-def expected(error: Exception) -> str:
+def outcome(error: BaseException) -> tuple[str, int] | None:
+    """Returns what is said of an error in one line, and the exit status; ``None`` for an error of the program."""
+    # Click answers a closed pipe with sys.exit(1).
+    closed = error.__context__ if isinstance(error, SystemExit) else error
+    if isinstance(closed, BrokenPipeError):
+        silence(sys.stdout)
+        return "", CLOSED_PIPE
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, Stopped):
+        return str(error), error.code
+    if isinstance(error, SystemExit):
+        return foreign_exit(error), USAGE
+    if isinstance(error, CLICK_ERROR):
+        return usage_message(error), USAGE
+    if isinstance(error, (UserError, TaskError, CircuitsError)):
+        return str(error), USAGE
+    message = expected(error)
+    return (message, USAGE) if message else None
+
+
+def expected(error: BaseException) -> str:
     """Returns in one line an error that a machine or an installation causes; nothing for any other."""
     if isinstance(error, UnicodeEncodeError):
         # A glob, or the folder we are in, may lead to a name that is no text.
@@ -100,7 +107,7 @@ def expected(error: Exception) -> str:
         silence(sys.stdout)
         return f"the system refuses: {error.strerror}" if error.errno is not None else ""
     # Torch's allocators raise RuntimeError.
-    text = str(error).lower()
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
     if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
         return "not enough memory: ask for fewer --samples, a smaller batch or a smaller model"
     return ""
@@ -111,12 +118,6 @@ def foreign_exit(stop: SystemExit) -> str:
     place = traceback.extract_tb(stop.__traceback__)[-1]
     reason = "" if stop.code is None else f": {stop.code}"
     return f"{place.filename}, line {place.lineno}, in {place.name}, ends the program (SystemExit{reason})"
-
-
-def closed_pipe() -> int:
-    """Returns the exit status for a reader (``head``, say) that has closed the pipe, and silences stdout."""
-    silence(sys.stdout)
-    return CLOSED_PIPE
 
 
 def usage_message(error: Any) -> str:

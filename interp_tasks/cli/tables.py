@@ -62,19 +62,17 @@ class TextColumn:
 def console(at_least: int = 0) -> Console:
     """Returns stdout, with colour only on terminals and a fixed width where there is none."""
     from rich.console import Console
-    from rich.text import Text
-
-    class Plain(Console):
-        """Every text that is printed, and every cell of a table, comes by here."""
-
-        def render_str(self, text: str, **options: Any) -> Text:
-            return super().render_str(printable(text, keep=LAYOUT), **options)
 
     width = shutil.get_terminal_size((WIDEST, 24)).columns
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         width = WIDEST
     width = max(min(width, WIDEST), at_least)
-    return Plain(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str = "", style: str = "") -> None:
+    """Prints a text for people, wrapped; nothing in it is obeyed by a terminal."""
+    console().print(printable(text, keep=LAYOUT), style=style)
 
 
 def print_result(
@@ -108,10 +106,9 @@ def print_result(
         heads, blocks = [[*legend, list(done)]], {"": list(range(len(rows)))}
         cells.insert(0, TextColumn("ckpt", "checkpoint", tuple(short[str(row["ref"])] for row in rows)))
     print_blocks(cells, list(blocks.values()), heads)
-    out = console()
-    out.print()
+    say()
     for line in notes:
-        out.print(line, style="dim")
+        say(line, "dim")
 
 
 def text_column(column: Column, rows: Sequence[Mapping[Any, Any]]) -> TextColumn:

@@ -71,26 +71,18 @@ def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | Non
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
     # Where room is short, the text gives way; without it the numbers would.
     rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-    columns = (
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[count]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False, table_column=rest),
-    )
+    text = TextColumn("{task.description}", markup=False, table_column=rest)
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(), text)
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
-        line = bar.add_task("starting", total=None, count="")
-
-        def show(done: int, total: int, text: str) -> None:
-            bar.update(
-                line, completed=done, total=total, description=printable(text), count=f"{done:,}/{total:,}"
-            )
-
-        yield show
+        line = bar.add_task("starting", total=None)
+        yield lambda done, total, what: bar.update(
+            line, completed=done, total=total, description=printable(what)
+        )
 
 
 def note(text: str, quiet: bool) -> None:

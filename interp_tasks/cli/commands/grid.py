@@ -13,7 +13,7 @@ from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import DEVICE, FORMAT, RATE
 from interp_tasks.cli.output import print_as, write_and_show
-from interp_tasks.cli.tables import console, print_rows
+from interp_tasks.cli.tables import print_rows, say
 from interp_tasks.cli.terminal import note, progress_line
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
@@ -93,7 +93,7 @@ def show_done(done: Grid, format: str, quiet: bool) -> None:
             print_as(result, format)
             return
         for sentence in result.notes:
-            console().print(f"- {sentence}")
+            say(f"- {sentence}")
 
     write_and_show(lambda: result.write(done.folder), show, quiet)
     for record in done.failed:
@@ -145,7 +145,7 @@ def show_plan(rows: Sequence[dict[str, Any]], format: str, *, is_timed: bool) ->
     print_rows([line(name, members) for name, members in families.items()], "table", columns)
     left = [row for row in rows if row["status"] != "done"]
     sums = ", ".join(filter(None, (line("", left)[name] for name in columns[3:])))
-    console().print(f"\n{len(left)} of {counted(len(rows), 'unit')} to do{': ' * bool(sums)}{sums}")
+    say(f"\n{len(left)} of {counted(len(rows), 'unit')} to do{': ' * bool(sums)}{sums}")
 
 
 def line(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

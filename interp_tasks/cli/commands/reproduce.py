@@ -11,7 +11,7 @@ import typer
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import DEVICE, FORMAT
 from interp_tasks.cli.output import write_and_show
-from interp_tasks.cli.tables import console, training_progress
+from interp_tasks.cli.tables import console, say, training_progress
 from interp_tasks.cli.terminal import note, progress_line, write_data
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
@@ -121,23 +121,21 @@ def print_claims(reproduction: Reproduction) -> None:
         if not outcomes:
             continue
         title = f"{experiment.number}. {experiment.title}"
-        out.print()
-        out.print(f"{title} ({experiment.where})" if experiment.where else title, style="bold")
+        say("\n" + (f"{title} ({experiment.where})" if experiment.where else title), "bold")
         for name in dict.fromkeys(each["claim"] for each in outcomes):
             of_claim = [each for each in outcomes if each["claim"] == name]
             # What has not been trained stands below, once.
             run = [each for each in of_claim if each["verdict"] != "not run"]
             out.print(lines(lines_of(run or of_claim), out.width))
-    out.print()
-    out.print(summary_of(every))
-    out.print("*: a headline. –: none, or none that is one number. The page says why.")
+    say(f"\n{summary_of(every)}")
+    say("*: a headline. –: none, or none that is one number. The page says why.")
     if reproduction.missing:
         hours = sum(each.hours for each in reproduction.missing)
-        out.print(
+        say(
             f"Not measured: {len(reproduction.missing)} run(s), {hours:.1f} h of training; --train does both."
         )
     for each in reproduction.missing:
-        out.print(f"{each.hours:g} h: {each.command(reproduction.folder)}", style="dim")
+        say(f"{each.hours:g} h: {each.command(reproduction.folder)}", "dim")
 
 
 def lines_of(rows: Sequence[Any]) -> list[tuple[str, ...]]:

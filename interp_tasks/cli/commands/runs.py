@@ -13,7 +13,7 @@ from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, read_json
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import FORMAT, RUNS, ExampleOptions, PrintingOptions
 from interp_tasks.cli.output import write_and_show
-from interp_tasks.cli.tables import console, print_rows
+from interp_tasks.cli.tables import print_rows, say
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
@@ -189,8 +189,8 @@ def zoo(common: CommonOptions, format: FORMAT = "table") -> None:
     columns = ["name", "size", "seeds", "stored", "drop", "final"]
     for heading, members in groups.items():
         print_rows([zoo_row(row) for row in members], "table", columns, heading)
-        console().print()
-    console().print(LEGEND, style="dim")
+        say()
+    say(LEGEND, "dim")
 
 
 def zoo_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import typer
 
 from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.options import FORMAT, RecipeOptions
-from interp_tasks.cli.tables import console, print_rows
+from interp_tasks.cli.tables import print_rows, say
 from interp_tasks.cli.terminal import note, progress_line, write_data
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.settings import parse_settings
@@ -83,8 +83,7 @@ def search(
 def print_found(result: SearchResult) -> None:
     """Prints the best trials, then importances."""
     objective = result.identity["objective"]
-    out = console()
-    out.print(f"{result.summary()}; {objective['direction']} {objective['metric']}", style="bold")
+    say(f"{result.summary()}; {objective['direction']} {objective['metric']}", "bold")
     # The section of a key is left out where room is short: no two settings of a space have one name.
     rows = [
         {
@@ -100,8 +99,8 @@ def print_found(result: SearchResult) -> None:
         print_rows(rows, "table", list(rows[0]))
     for trial in result.trials:
         if trial["reason"]:
-            out.print(f"trial {trial['trial']} {trial['state']}: {trial['reason']}", style="dim")
-    out.print()
+            say(f"trial {trial['trial']} {trial['state']}: {trial['reason']}", "dim")
+    say()
     if result.importances:
         print_rows(
             [{"setting": key, "importance": f"{share:.2f}"} for key, share in result.importances.items()],
@@ -109,4 +108,4 @@ def print_found(result: SearchResult) -> None:
             ["setting", "importance"],
         )
     else:
-        out.print("Too few different trials to say what matters.", style="dim")
+        say("Too few different trials to say what matters.", "dim")

@@ -155,6 +155,8 @@ def test_the_zoo(place: Path) -> None:
     assert steps_of("zoo:large@all") == [0, 50]
     assert complaint("zoo:medium@last") == "no zoo:medium; interp-run runs zoo lists what ships"
     assert complaint("zoo:smal@last").startswith("no zoo:smal: the closest are zoo:small")
+    for outside in (f"zoo:{place / 'x'}", "zoo:../x", "zoo:small/"):
+        assert complaint(outside).startswith(f"no {outside}")
     assert complaint("zoo:") == "no zoo:; interp-run runs zoo lists what ships"
     assert "zoo:small has no checkpoint at step 7" in complaint("zoo:small@7")
 
@@ -195,6 +197,7 @@ def test_a_pattern_of_the_zoo_leaves_out_runs_that_ship_their_log_alone(place: P
         ("x@150", "x has no checkpoint at step 150: the nearest are 100 and 200"),
         ("x@9999", "x has no checkpoint at step 9999: the nearest are 4000 (of"),
         ("x@0:300:50", "x has no checkpoint at step 50: the nearest are 4 and 100"),
+        (f"x@0:{10**18}:1", "x has no checkpoint at step 3: the nearest are 2 and 4"),
         ("x@post", "declares no drop_metric"),
     ],
 )

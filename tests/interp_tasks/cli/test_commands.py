@@ -57,6 +57,14 @@ def test_what_a_machine_or_an_installation_causes_is_one_line(error, said, capsy
     assert printed.count("\n") == 1
 
 
+def test_debug_shows_the_traceback_of_a_mistake(call):
+    code, out, err = call("ablation", "--ckpt", "nothing", "--debug")
+    assert (code, out) == (2, "")
+    assert err.startswith("Traceback")
+    assert "in resolve" in err
+    assert err.splitlines()[-1] == "interp-run: no run or checkpoint folder 'nothing'"
+
+
 def test_interruption_within_a_command(call, monkeypatch):
     @wraps(experiments.ablation)
     def interrupted(*arguments, **options):
