@@ -96,7 +96,7 @@ def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
     from tasks import registry
 
     # A task that --import brings is not known yet when the options are checked.
-    lists = list_keys(task) if task is not None and registry.is_known(task) else frozenset()
+    lists = list_keys(task) if task in registry.names() else frozenset()
     config = {}
     for key, value in parse_settings(settings).items():
         section, _, name = key.rpartition(".")
@@ -110,5 +110,5 @@ def check_task_name(name: str) -> None:
     """Refuses an unknown task without importing any."""
     from tasks import registry
 
-    if not registry.is_known(name):
+    if name not in registry.names():
         raise UserError(registry.unknown(name))

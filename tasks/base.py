@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
 Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 #: Per-example values ``[batch]``, or a pair (sum, count) of them to be pooled as Σsum / Σcount.
 Metric = Tensor | tuple[Tensor, Tensor]

@@ -1,4 +1,4 @@
-"""Maps names to task classes: ours, installed packages' (entry points ``interp_tasks.tasks``), a user's own.
+"""Maps names to task classes, ours and a user's own.
 
 Lists tasks, their settings and presets without importing torch: ``--help`` and argument errors use it.
 """
@@ -47,21 +47,8 @@ _CLASSES: dict[str, type[Task]] = {}
 
 
 def names() -> list[str]:
-    """Returns every task name, sorted: built in, of installed packages, and registered in this process."""
-    return sorted({*BUILT_IN, *_CLASSES, *(entry.name for entry in installed())})
-
-
-def installed() -> list[Any]:
-    """Returns the entry points of installed packages."""
-    # Not above: importing it takes longer than all of this file, which every --help loads.
-    from importlib.metadata import entry_points
-
-    return [*entry_points(group="interp_tasks.tasks")]
-
-
-def is_known(name: str) -> bool:
-    """Says whether a task has this name; looks through the installed packages only where none of ours has."""
-    return name in BUILT_IN or name in _CLASSES or name in names()
+    """Returns every task name, sorted: built in, and registered in this process."""
+    return sorted({*BUILT_IN, *_CLASSES})
 
 
 def unknown(name: str) -> str:
@@ -109,10 +96,6 @@ def task_class(name: str) -> type[Task]:
     """
     if name not in _CLASSES and name in BUILT_IN:
         importlib.import_module(BUILT_IN[name])
-    if name not in _CLASSES:
-        for entry in installed():
-            if entry.name == name:
-                register(name)(entry.load())
     if name not in _CLASSES:
         raise TaskError(unknown(name))
     return _CLASSES[name]

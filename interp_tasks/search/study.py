@@ -348,7 +348,8 @@ class SearchResult:
 
     def to_json(self) -> str:
         content = {name: getattr(self, name) for name in ("best", "importances", "trials")}
-        return json.dumps({"search": self.identity, **content}, indent=1, ensure_ascii=False) + "\n"
+        content = {"search": self.identity, **content, "versions": made_by()}
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def result_of(study: optuna.Study, identity: Mapping[str, Any], out: Path) -> SearchResult:
@@ -377,6 +378,10 @@ def result_of(study: optuna.Study, identity: Mapping[str, Any], out: Path) -> Se
     return SearchResult(identity, frame, {key: float(share) for key, share in shares.items()})
 
 
+def made_by() -> dict[str, str]:
+    return {**versions(), **{name: version(name) for name in ("optuna", "scikit-learn")}}
+
+
 def fanova(identity: Mapping[str, Any]) -> optuna.importance.FanovaImportanceEvaluator:
     return optuna.importance.FanovaImportanceEvaluator(seed=identity["sampler"]["seed"] % 2**32)
 
@@ -394,10 +399,9 @@ def write(result: SearchResult, study: optuna.Study, folder: Path) -> list[Path]
         sections.append(Figure(plot_slice(study), "The objective against every setting"))
     sections.append(Table(result.frame, "Trials", "The best first.", name="trials"))
     title = f"Search: {result.identity['task']}, {result.identity['preset']}"
-    made_by = {**versions(), **{name: version(name) for name in ("optuna", "scikit-learn")}}
     contents = {
         "trials.csv": result.frame.to_csv(index=False),
         "trials.json": result.to_json(),
-        "search.html": Page(title, sections, result.identity, made_by).html(),
+        "search.html": Page(title, sections, result.identity, made_by()).html(),
     }
     return write_together({folder / name: content for name, content in contents.items()})

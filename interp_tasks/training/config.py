@@ -228,7 +228,7 @@ def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     """
     if task_name in registry.BUILT_IN:
         return registry.built_in_presets(task_name)
-    if not registry.is_known(task_name):
+    if task_name not in registry.names():
         raise UserError(registry.unknown(task_name))
     return registry.task_class(task_name).presets
 

@@ -10,13 +10,6 @@ from tasks.matrix_completion.task import (
     freeze_mask_embedding,
 )
 
-__all__ = [
-    "AutoregressiveCompletion",
-    "AutoregressiveModelSettings",
-    "MatrixCompletion",
-    "MatrixCompletionSizes",
-    "MatrixModelSettings",
-    "freeze_mask_embedding",
-    "hide_rows",
-    "unrecoverable",
-]
+__all__ = ["AutoregressiveCompletion", "AutoregressiveModelSettings", "MatrixCompletion"]
+__all__ += ["MatrixCompletionSizes", "MatrixModelSettings", "freeze_mask_embedding", "hide_rows"]
+__all__ += ["unrecoverable"]

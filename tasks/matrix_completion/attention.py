@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tasks.base import Batch, ClassRule
+from tasks.base import Batch
 from tasks.errors import TaskError
 
 #: Templates by name: keys ``[query key]``, or a function of a batch: ``[batch query key]``.
@@ -64,15 +64,6 @@ def attention_templates(n: int, m: int) -> Templates:
         "identity_in_hidden_rows": lambda batch: only_from(hidden_rows(batch), itself),
     }
     return templates | ({"input_processing": middle.expand(n * m, -1)} if n > 4 else {})
-
-
-#: Masked-row heads must not do the same in rows with more observed entries; observed-copy heads must not attend to
-#: themselves in hidden rows; input-processing heads must attend alike under every mask.
-ATTENTION_RULES = {
-    "masked_row": ClassRule(unless="row_observed_elsewhere"),
-    "observed_copy": ClassRule(unless="identity_in_hidden_rows"),
-    "input_processing": ClassRule(static="mask"),
-}
 
 
 def autoregressive_templates(n: int, m: int) -> Templates:

@@ -184,8 +184,10 @@ class _State:
     def _newton(self, inverse: Tensor, right: Tensor) -> Tensor:
         """Returns the Newton step of Y, from one linear system in the observed entries."""
         batch, rows, columns = self.observed.shape
-        a, u, b = (self.primal[:, s, t].contiguous() for s, t in _blocks(rows))
-        p, k, r = (inverse[:, s, t].contiguous() for s, t in _blocks(rows))
+        first, second = slice(None, rows), slice(rows, None)
+        blocks = ((first, first), (first, second), (second, second))
+        a, u, b = (self.primal[:, s, t].contiguous() for s, t in blocks)
+        p, k, r = (inverse[:, s, t].contiguous() for s, t in blocks)
         # [batch i j k l]; the system is symmetric.
         system = a[:, :, None, :, None] * r[:, None, :, None, :]
         system += p[:, :, None, :, None] * b[:, None, :, None, :]
@@ -200,12 +202,6 @@ class _State:
         diagonal *= 1 + JITTER
         factor = _cholesky(system)
         return torch.cholesky_solve(right.flatten(1)[..., None], factor).view_as(right)
-
-
-def _blocks(rows: int) -> tuple[tuple[slice, slice], ...]:
-    """Returns the slices of the upper left, upper right and lower right block."""
-    first, second = slice(None, rows), slice(rows, None)
-    return (first, first), (first, second), (second, second)
 
 
 def _off_diagonal(block: Tensor) -> Tensor:

@@ -25,7 +25,6 @@ from tasks.base import (
     Task,
 )
 from tasks.matrix_completion.attention import (
-    ATTENTION_RULES,
     attention_templates,
     longest_column,
     parse_mask,
@@ -300,8 +299,16 @@ class MatrixCompletion(Matrices):
         return attention_templates(self.n, self.columns)
 
     def attention_rules(self) -> dict[str, ClassRule]:
-        """Returns the conditions under which a template counts as a class of heads."""
-        return ATTENTION_RULES
+        """Returns the conditions under which a template counts as a class of heads.
+
+        Masked-row heads must not do the same in rows with more observed entries; observed-copy heads must not attend
+        to themselves in hidden rows; input-processing heads must attend alike under every mask.
+        """
+        return {
+            "masked_row": ClassRule(unless="row_observed_elsewhere"),
+            "observed_copy": ClassRule(unless="identity_in_hidden_rows"),
+            "input_processing": ClassRule(static="mask"),
+        }
 
     def attention_relocations(self, batch: Batch, seed: int) -> dict[str, Relocation]:
         """Returns ``longest_column``: examples whose longest run of observed entries moves to another column."""

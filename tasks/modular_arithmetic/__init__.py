@@ -4,12 +4,5 @@ from tasks.modular_arithmetic.one_modulus import ModularAddition, ModularMultipl
 from tasks.modular_arithmetic.remainders import Miiii
 from tasks.modular_arithmetic.table import ArithmeticModelSettings, ModularTask, is_prime, primes_below
 
-__all__ = [
-    "ArithmeticModelSettings",
-    "Miiii",
-    "ModularAddition",
-    "ModularMultiplication",
-    "ModularTask",
-    "is_prime",
-    "primes_below",
-]
+__all__ = ["ArithmeticModelSettings", "Miiii", "ModularAddition", "ModularMultiplication", "ModularTask"]
+__all__ += ["is_prime", "primes_below"]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 import tasks
 from tasks.hooked import STD_OF_NORMAL_CUT_AT_2
-from tasks.matrix_completion import MatrixModelSettings
 
 TINY = {"n_layers": 1, "n_heads": 2, "d_model": 8}
 
@@ -77,18 +76,6 @@ def assert_std(weights: Tensor, expected: float) -> None:
     assert abs(weights.double().mean().item()) <= 5 * expected / math.sqrt(n)
 
 
-def test_nanda_initialisation() -> None:
-    """N(0, 1/d_model), the unembedding N(0, 1/outputs) (code of Nanda et al. 2023)."""
-    task = tasks.get("modular-addition", equals_class=True)
-    model = task.build_model(0)
-    for name, weights in parameters(model).items():
-        if is_bias(name):
-            assert (weights == 0).all()
-        else:
-            assert_std(weights, (114 if name.endswith("W_U") else 128) ** -0.5)
-            assert weights.numel() < 1000 or weights.abs().max() > 2.5 * weights.std()
-
-
 def test_he_initialisation_has_the_fans_of_the_miiii_code() -> None:
     """MIIII's code at d 256, p 113, 29 primes: He's variance, a normal cut at two standard deviations."""
     model = tasks.get("miiii").build_model(0)
@@ -114,31 +101,36 @@ def test_he_initialisation_has_the_fans_of_the_miiii_code() -> None:
     assert_std(one_task.unembed.W_U, math.sqrt(2 / 256))
 
 
-def test_normal_initialisation_has_one_standard_deviation_and_plain_layer_norms() -> None:
-    task = tasks.get("matrix-completion")
-    settings = MatrixModelSettings(n_layers=2, n_heads=4, d_model=64, init_std=0.1, mask_embedding="learned")
-    model = task.build_model(0, settings)
-    norms = 0
-    for name, weights in parameters(model).items():
-        if name.endswith(".w"):
-            norms += 1
-            assert (weights == 1).all()
-        elif name.split(".")[-1].startswith("b"):
-            assert (weights == 0).all()
-        else:
-            assert_std(weights, 0.1)
-    assert norms == 5
-
-
-def test_gpt2_initialisation_draws_what_writes_into_the_residual_stream_smaller() -> None:
-    """The published autoregressive form: N(0, 0.02), residual projections by 1/√(2 layers), the tanh GELU."""
-    task = tasks.get("matrix-completion-autoregressive", n=3)
-    settings = task.Model(n_layers=3, n_heads=4, d_model=64, init="gpt2", act_fn="gelu_new")
-    model = task.build_model(0, settings)
+@pytest.mark.parametrize(
+    ("init", "stds"),
+    [
+        # N(0, 1/d_model), the unembedding N(0, 1/outputs) (code of Nanda et al. 2023).
+        ("nanda", {"W_U": 99**-0.5, "": 64**-0.5}),
+        ("normal", {"": 0.1}),
+        # What writes into the residual stream smaller by 1/√(2 layers), as published for the autoregressive form.
+        ("gpt2", {"W_O": 0.1 / math.sqrt(6), "W_out": 0.1 / math.sqrt(6), "": 0.1}),
+    ],
+)
+def test_initialisation_has_its_standard_deviations_and_plain_layer_norms(
+    init: Any, stds: dict[str, float]
+) -> None:
+    task = tasks.get("modular-multiplication", p=97, operator_token=True, equals_class=True)
+    sizes: dict[str, Any] = {"n_layers": 3, "n_heads": 4, "d_model": 64, "normalization": "LN"}
+    model = task.build_model(0, task.Model(**sizes, init=init, init_std=0.1))
     for name, weights in parameters(model).items():
         kind = name.split(".")[-1]
-        if kind.startswith("W_"):
-            assert_std(weights, 0.02 / math.sqrt(6) if kind in ("W_O", "W_out") else 0.02)
+        if kind == "w":
+            assert (weights == 1).all()
+        elif kind.startswith("b"):
+            assert (weights == 0).all()
+        else:
+            assert_std(weights, stds.get(kind, stds[""]))
+            assert weights.numel() < 1000 or weights.abs().max() > 2.5 * weights.std()
+
+
+def test_gelu_new_is_the_tanh_form() -> None:
+    task = tasks.get("matrix-completion-autoregressive", n=3)
+    model = task.build_model(0, task.Model(n_layers=1, n_heads=4, d_model=64, act_fn="gelu_new"))
     seen = {}
     model.blocks[0].mlp.hook_pre.add_hook(lambda x, hook: seen.update(pre=x))
     model.blocks[0].mlp.hook_post.add_hook(lambda x, hook: seen.update(post=x))

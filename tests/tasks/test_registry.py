@@ -6,7 +6,6 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -67,29 +66,6 @@ def test_a_built_in_name_cannot_be_taken(
     with pytest.raises(TaskError, match=r"'miiii' is taken by tasks\.modular_arithmetic"):
         tasks.register("miiii")(mine)
     assert mine.name == third_party
-
-
-def test_a_task_of_an_installed_package_is_found_by_its_entry_point(
-    third_party: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = tasks.task_class(third_party)
-
-    class Point(EntryPoint):
-        def load(self) -> type[tasks.Task]:
-            return mine
-
-    point = Point("from-a-package", "somewhere:LargestToken", "interp_tasks.tasks")
-
-    def entry_points(group: str, name: str | None = None) -> list[EntryPoint]:
-        assert group == "interp_tasks.tasks"
-        return [point] if name in (None, point.name) else []
-
-    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
-    assert "from-a-package" in tasks.list()
-    assert registry.is_known("from-a-package")
-    assert not registry.is_known("from-nowhere")
-    assert isinstance(tasks.get("from-a-package"), mine)
-    forget("from-a-package")
 
 
 def test_an_unknown_name_is_refused_in_one_line() -> None:

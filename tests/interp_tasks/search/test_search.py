@@ -235,6 +235,7 @@ def test_files_of_a_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     whole = json.loads((tmp_path / "trials.json").read_text())
     assert whole["best"] == whole["trials"][0] == found.best
     assert sum(whole["importances"].values()) == pytest.approx(1)
+    assert "optuna" in whole["versions"]
     page = (tmp_path / "search.html").read_text()
     for title in ("Importance", "Course of the search", "The objective against every setting"):
         assert f">{title}</h2>" in page

@@ -3,18 +3,14 @@
 import json
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import tasks
 from interp_tasks import train
 from interp_tasks.cli import main
 from interp_tasks.training.components import freeze_others
 from interp_tasks.training.config import train_config
-from interp_tasks.training.cost import cost, counted
-from interp_tasks.training.forward import FusedForward
+from interp_tasks.training.cost import cost
 from interp_tasks.training.optimizer import Updater
-from tasks import Batch
 
 
 @pytest.fixture(scope="module")
@@ -58,21 +54,6 @@ def test_memory_of_the_state_is_what_an_updater_holds(addition, changes):
     state = {key: value for key, value in updater.state().items() if not key.endswith(("/step", "/torch"))}
     held = sum(value.nbytes for value in state.values() if value.ndim)
     assert cost(addition, settings=settings, config=config).state_bytes == held
-
-
-def test_flop_are_those_of_a_real_step():
-    task = tasks.get("matrix-completion", n=3, rank=1)
-    model = task.build_model(0, task.Model(n_layers=2, n_heads=2, d_model=16))
-    batch = task.sample(8, seed=0, split="train")
-    forward = FusedForward(model, task.read_positions)
-    # The counter knows no FLOP of the fused kernel of attention on the CPU.
-    plain_attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-    with FlopCounterMode(display=False) as counter, plain_attention:
-        task.loss(forward(batch.tokens), batch).backward()
-    empty = Batch(
-        batch.tokens.to("meta"), batch.targets.to("meta"), {k: v.to("meta") for k, v in batch.extras.items()}
-    )
-    assert counted(model, task, empty)[1] == counter.get_total_flops()
 
 
 def test_disk_is_about_what_the_run_folder_takes(addition, tmp_path):
