@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.head_edits import HeadEdit, by_layer
+from interp_tasks.measurement.heads import HeadEdit, by_layer
 from interp_tasks.measurement.run_logs import Curve, Run, declared, read_runs
 from interp_tasks.measurement.runner import labelled, run_sweep
 from interp_tasks.measurement.subjects import (

@@ -13,13 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from interp_tasks.experiments._activations import ablation as ablation
+    from interp_tasks.experiments._activations import heads as heads
+    from interp_tasks.experiments._activations import patch as patch
     from interp_tasks.experiments._attention import attention as attention
     from interp_tasks.experiments._circuit import circuit as circuit
     from interp_tasks.experiments._fourier import fourier as fourier
-    from interp_tasks.experiments._heads import ablation as ablation
-    from interp_tasks.experiments._heads import heads as heads
     from interp_tasks.experiments._lens import lens as lens
-    from interp_tasks.experiments._patch import patch as patch
     from interp_tasks.experiments._probe import probe as probe
     from interp_tasks.experiments._runs import curve as curve
     from interp_tasks.experiments._runs import drops as drops
@@ -52,12 +52,10 @@ if TYPE_CHECKING:
 
 #: Experiment -> its module, in this package.
 _HOMES = {
-    **dict.fromkeys(("ablation", "heads"), "experiments._heads"),
+    **dict.fromkeys(("ablation", "heads", "patch"), "experiments._activations"),
     **dict.fromkeys(("curve", "drops"), "experiments._runs"),
     **dict.fromkeys(("permute", "transplant"), "experiments._weights"),
-    **{
-        name: f"experiments._{name}" for name in ("attention", "circuit", "fourier", "lens", "patch", "probe")
-    },
+    **{name: f"experiments._{name}" for name in ("attention", "circuit", "fourier", "lens", "probe")},
     "generalisation": "papers.grokfast.generalisation",
     **dict.fromkeys(("algorithm", "baseline", "ood"), "papers.matrix_completion.methods"),
     **dict.fromkeys(("copying", "decoding", "influence"), "papers.matrix_completion.answers"),

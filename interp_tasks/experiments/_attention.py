@@ -21,7 +21,7 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.head_classes import (
+from interp_tasks.measurement.heads import (
     READ,
     HeadClasses,
     chosen_templates,

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from circuits.circuit import read
 from interp_tasks.errors import UserError
-from interp_tasks.files import check_file
 from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice, check_draws
 from interp_tasks.measurement.result import Result
@@ -131,7 +131,7 @@ def circuit(
     Raises:
         UserError, TaskError, CircuitsError: in one line.
     """
-    kept = None if keep is None else read_circuit(Path(keep))
+    kept = None if keep is None else read(keep)
     kind = kept.kind if kept else kind
     search = Search(source, metric, kind, method, rank, faithfulness, random, curve, kept)
     examples = Examples.of(options)
@@ -149,13 +149,6 @@ def circuit(
         Path(write).parent.mkdir(parents=True, exist_ok=True)
         next(iter(result.data["circuits"].values())).write(write)
     return result
-
-
-def read_circuit(file: Path) -> Circuit:
-    from circuits.circuit import read
-
-    check_file(file, "--keep")
-    return read(file)
 
 
 @dataclass(frozen=True)
@@ -283,6 +276,8 @@ class FoundCircuit(NamedTuple):
 
 def find_circuit(subject: LoadedCheckpoint, search: Search) -> FoundCircuit:
     """Finds the smallest circuit on the first half of a checkpoint's examples and tests it on the second."""
+    import numpy as np
+
     from circuits import circuit as circuits
     from circuits import patch
 
@@ -314,7 +309,8 @@ def find_circuit(subject: LoadedCheckpoint, search: Search) -> FoundCircuit:
     circuit = screened.top(len(least), by=search.ranked_by)
     on_finding_half = float(tested(circuit, 0, finding).frame["faithfulness"].iloc[0])
     if search.curve:
-        rankings = {search.method: ranking, RANDOM_ORDER: shuffled(ranking, seed)}
+        order = np.random.default_rng([seed, 5]).permutation(len(ranking))
+        rankings = {search.method: ranking, RANDOM_ORDER: [ranking[at] for at in order]}
         curve = circuits.curve(model, rankings, *testing[:2], test, batch=testing[2], seed=seed)
     rows = circuit_rows(tested(circuit, search.random), total, search, circuit, on_finding_half)
     rows += curve_rows(curve, search.method) if curve is not None else []
@@ -324,12 +320,6 @@ def find_circuit(subject: LoadedCheckpoint, search: Search) -> FoundCircuit:
 def single_metric(task: Any, name: str) -> Callable[[Any, Any], dict[str, Metric]]:
     """Returns one metric of a task, as ``circuits`` takes it."""
     return lambda output, batch: {name: task.metrics(output, batch)[name]}
-
-
-def shuffled(ranking: Sequence[str], seed: int) -> list[str]:
-    import numpy as np
-
-    return [ranking[at] for at in np.random.default_rng([seed, 5]).permutation(len(ranking))]
 
 
 def with_interval(row: Any, name: str, baseline: float | None = None) -> Row:

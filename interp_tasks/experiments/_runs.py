@@ -248,14 +248,10 @@ def drops_figures(result: Result) -> list[Figure]:
 
     curves: Mapping[tuple[str, str], Curve] = result.data["curves"]
     title, prefix = title_and_prefix([*dict.fromkeys(run for run, _ in curves)])
-    # Parts of a mixture have metrics such as "loss (n=3)": the axis is that of the loss.
-    metrics = list(dict.fromkeys(metric.partition(" (")[0] for _, metric in curves))
-    named = {
-        run.removeprefix(prefix)
-        + (metric.removeprefix(metrics[0]) if len(metrics) == 1 else f", {metric}"): one
-        for (run, metric), one in curves.items()
-    }
-    panel = curves_panel(named, " or ".join(metrics[:3]), title=title if prefix else "")
+    metrics = list(dict.fromkeys(metric for _, metric in curves))
+    ends = {metric: f", {metric}" if len(metrics) > 1 else "" for metric in metrics}
+    named = {run.removeprefix(prefix) + ends[metric]: one for (run, metric), one in curves.items()}
+    panel = curves_panel(named, metrics[0].partition(" (")[0], title=title if prefix else "")
     caption = "Bold: from onset to end of the drop. A curve without a bold part has none."
     return [Figure(draw([panel]), "Logged metric of every run", caption)]
 

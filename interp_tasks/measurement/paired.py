@@ -18,8 +18,8 @@ def paired(
 ) -> list[dict[str, Any]]:
     """Returns a row per metric, of per-example values or (sum, count) pairs as a task gives them.
 
-    The value is pooled over examples, Σsum / Σcount; ``effect`` is value − baseline, ``ratio`` value / baseline.
-    Intervals: 95%, bootstrap over examples, the same resamples for both.
+    The value is pooled over examples, Σsum / Σcount; ``effect`` is value − baseline. Intervals: 95%, bootstrap over
+    examples, the same resamples for both.
     """
     import numpy as np
 
@@ -32,11 +32,13 @@ def paired(
         pooled = ratio(sums.sum(1), counts.sum(1))
         weights = resamples(seed, sums.shape[1])
         resampled = ratio(weights @ sums.T, weights @ counts.T)
-        low, high = interval(resampled, LEVEL)
+        low, high = interval(resampled[:, :1], LEVEL)
         row: dict[str, Any] = {"metric": name, "n": sums.shape[1], "value": pooled[0]}
         row |= {"value_ci_low": low[0], "value_ci_high": high[0]}
         if baselines is not None:
-            row |= {"baseline": pooled[1]} | paired_columns(pooled, resampled)
+            low, high = interval(resampled[:, :1] - resampled[:, 1:], LEVEL)
+            row |= {"baseline": pooled[1], "effect": pooled[0] - pooled[1]}
+            row |= {"effect_ci_low": low[0], "effect_ci_high": high[0]}
         rows.append(row if sums.shape[1] > 1 else without_intervals(row))
     return rows
 
@@ -54,26 +56,6 @@ def resamples(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
         examples, np.full(examples, 1 / examples), size=DRAWS
     )
     return counts.astype(float)
-
-
-def paired_columns(pooled: numpy.ndarray, resampled: numpy.ndarray) -> dict[str, Any]:
-    """Returns the columns that compare series 0 with series 1; ``resampled`` is [draws series]."""
-    import numpy as np
-
-    from circuits.statistics import interval, is_endless, ratio
-
-    low, high = interval(resampled[:, :1] - resampled[:, 1:], LEVEL)
-    share = interval(ratio(resampled[:, :1], resampled[:, 1:]), LEVEL)
-    endless = is_endless(interval(resampled[:, 1:], LEVEL), share)
-    share_low, share_high = (np.where(endless, np.nan, bound) for bound in share)
-    return {
-        "effect": pooled[0] - pooled[1],
-        "effect_ci_low": low[0],
-        "effect_ci_high": high[0],
-        "ratio": float(ratio(pooled[:1], pooled[1:])[0]),
-        "ratio_ci_low": share_low[0],
-        "ratio_ci_high": share_high[0],
-    }
 
 
 def read(metric: Any) -> tuple[numpy.ndarray, numpy.ndarray]:

@@ -115,8 +115,9 @@ class Run:
             way = self.direction
         theory = theoretical_plateau(self.described) if metric in self.own_metrics() else None
         found = drop_or_reason(steps, values, way, theory)
-        none = None, str(found)
-        return Curve(metric, steps, values, *((found,) if isinstance(found, Drop) else none))
+        if isinstance(found, Drop):
+            return Curve(metric, steps, values, found)
+        return Curve(metric, steps, values, None, found)
 
     def own_metrics(self) -> tuple[str, ...]:
         """Returns the task's drop metric and, of a mixture, that of each part."""

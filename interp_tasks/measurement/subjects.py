@@ -318,8 +318,9 @@ def subjects(
     found = resolve_refs(refs, examples)
     unloaded = list(with_examples(found, examples))
     for each in unloaded:
-        with prefixed(each.stored.label):
-            (check or bool)(each)
+        if check is not None:
+            with prefixed(each.stored.label):
+                check(each)
     from interp_tasks.checkpoints.load import load_resolved
 
     place, own_task = {each.path: at for at, each in enumerate(found)}, examples.own_task()

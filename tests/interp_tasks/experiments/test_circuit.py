@@ -140,11 +140,10 @@ def test_faithfulness_is_that_of_a_forward_by_hand(found, copier, examples):
     assert own["n"].eq(N // 2).all()
 
 
-@pytest.mark.parametrize(("kind", "method"), [("nodes", "integrated")])
-def test_estimates_rank_where_nothing_is_measured(copier, kind, method):
-    result = experiments.circuit(copier, kind=kind, method=method, curve=False, random=2, **SHARED)
+def test_estimates_rank_where_nothing_is_measured(copier):
+    result = experiments.circuit(copier, kind="nodes", curve=False, random=2, **SHARED)
     (circuit,) = result.data["circuits"].values()
-    assert circuit.kind == kind
+    assert circuit.kind == "nodes"
     assert len(circuit) == rows_of(result, "circuit").loc["size", "value"]
     assert circuit.frame["estimate"].notna().all()
     assert set(result.data["curves"]) == set()

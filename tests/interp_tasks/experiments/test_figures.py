@@ -43,10 +43,6 @@ CASES = {
         lambda: e.probe(MATRIX[1], targets="true_element", samples=N),
         lambda result: [result.frame["value"]],
     ),
-    "algorithm": (lambda: e.algorithm(MATRIX[1], samples=N), lambda result: [result.frame["value"]]),
-    "baseline": (lambda: e.baseline(MATRIX[1], samples=N), lambda result: [result.frame["baseline"]]),
-    "influence": (lambda: e.influence(MATRIX[1], samples=2), value),
-    "prime_order": (lambda: e.prime_order("zoo:miiii-113-small"), value),
     "data": (
         lambda: e.data("modular-addition", {"p": 7}),
         lambda result: result.data["maps"].values(),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tasks
-from circuits.statistics import bootstrap, interval, ratio
+from circuits.statistics import bootstrap, interval
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, algorithm, baseline, ood
 from interp_tasks.measurement.paired import paired
@@ -154,5 +154,3 @@ def test_intervals_are_those_of_the_bootstrap():
     assert (row["value_ci_low"], row["value_ci_high"]) == pytest.approx((low[0], high[0]))
     low, high = interval(drawn[:, :1] - drawn[:, 1:], 0.95)
     assert (row["effect_ci_low"], row["effect_ci_high"]) == pytest.approx((low[0], high[0]))
-    low, high = interval(ratio(drawn[:, :1], drawn[:, 1:]), 0.95)
-    assert (row["ratio_ci_low"], row["ratio_ci_high"]) == pytest.approx((low[0], high[0]))

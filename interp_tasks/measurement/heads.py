@@ -1,4 +1,4 @@
-"""Which heads to edit, and how: parsed from the words of a command, shared by the experiments that edit attention."""
+"""Attention heads: which to edit, and how, parsed from the words of a command; and classes by what they attend to."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from interp_tasks.measurement.options import (
     parse_parts,
     parse_positions,
 )
-from interp_tasks.measurement.subjects import LoadedCheckpoint
+from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, declared
 
 if TYPE_CHECKING:
     from circuits import Intervention
+    from circuits.patterns import Classes, Following, Movement, Scores
+    from tasks.base import Split
 
 #: What can be done to heads.
 MODES = ("uniform", "mean_pattern", "edited_mean_pattern", "zero", "mean", "resample", "noise")
@@ -39,6 +41,15 @@ POSITIONS = typer.Option(
 )
 #: Heads by the label of their row.
 HeadGroups = Mapping[str, tuple[Head, ...]]
+#: A template fits from this score on, corrected for chance.
+THRESHOLD = 0.5
+#: The most entries of attention patterns that are kept to be read again: some 170 MB, of two inputs at a time.
+RECORDED_ENTRIES = 2**25
+#: The word for the queries whose output the task reads.
+READ = "read"
+#: Heads that no template describes are, together, what people call uninterpretable.
+UNINTERPRETABLE = "uninterpretable"
+NO_CLASSES = "--by-class finds classes on other examples, and --tokens are all there are: give a task"
 
 
 @dataclass(frozen=True)
@@ -177,3 +188,137 @@ def select_positions(
             "such as 0,3"
         )
     return masks[positions]
+
+
+@dataclass(frozen=True)
+class HeadClasses:
+    """The scores, classes, movements and relocations of the heads of one checkpoint.
+
+    Attributes:
+        recorded: the patterns that they are of, or the examples, as ``circuits`` takes them.
+        possible: the templates that may be classes.
+        positions: those looked at, as ``circuits`` takes them.
+    """
+
+    recorded: Any
+    scores: Scores
+    classes: Classes
+    possible: tuple[str, ...]
+    moves: Mapping[str, Movement]
+    followed: Mapping[str, Following]
+    positions: Any
+
+    def least(self, number: int) -> tuple[Head, ...]:
+        """Returns the ``number`` heads whose best template, corrected for chance, fits worst; no threshold is used."""
+        frame = self.scores.frame
+        possible = frame[frame["template"].isin(self.possible)]
+        best = possible.groupby(["layer", "head"], sort=True)["corrected"].max()
+        return tuple(sorted(sorted(self.scores.heads, key=lambda head: (best[head], head))[:number]))
+
+    def groups(self) -> dict[str, tuple[Head, ...]]:
+        """Returns the heads of each class; heads without a class are in ``uninterpretable``."""
+        from circuits.patterns._scores import OTHER, UNCLEAR
+
+        groups: dict[str, Any] = dict(self.classes.groups)
+        rest = sorted([*groups.pop(OTHER, ()), *groups.pop(UNCLEAR, ())])
+        return groups | ({UNINTERPRETABLE: tuple(rest)} if rest else {})
+
+
+def classify_heads(
+    subject: LoadedCheckpoint,
+    names: Sequence[str] = (),
+    positions: str | tuple[int, ...] | None = READ,
+    moving: bool = True,
+) -> HeadClasses:
+    """Scores and classifies the heads on a checkpoint's examples, and measures how their attention moves.
+
+    A template that the task makes a class under a rule (``attention_rules()``) keeps it only among the templates asked
+    for.
+
+    Args:
+        moving: whether to measure how attention moves; without it no head is in a class of heads that must not.
+    """
+    from circuits import patterns
+
+    chosen = scored_positions(subject, positions)
+    shared = {"positions": chosen, "seed": subject.seed}
+    templates = chosen_templates(subject, names)
+    own = record_patterns(subject, subject.tokens)
+    scores = patterns.scores(subject.model, own, templates, batch=subject.batch, **shared)
+    paired = declared(subject, "attention_moves", subject.batch, subject.seed) if moving else {}
+    moves = {
+        change: patterns.movement(subject.model, own, record_patterns(subject, other.tokens), **shared)
+        for change, other in paired.items()
+    }
+    rules = {name: rule for name, rule in declared(subject, "attention_rules").items() if name in templates}
+    unless = {name: rule.unless for name, rule in rules.items() if rule.unless in templates}
+    among = {
+        name: moves[rule.static].static() if rule.static in moves else ()
+        for name, rule in rules.items()
+        if rule.static in moves or (rule.static and not moving)
+    }
+    classes = patterns.classify(scores, THRESHOLD, unless=unless, among=among)
+    possible = tuple(name for name in templates if name not in unless.values())
+    pairs = declared(subject, "attention_relocations", subject.batch, subject.seed) if moving else {}
+    followed = {}
+    for name, each in pairs.items():
+        before, after = each.before.tokens, each.after.tokens
+        # A mask of queries is that before the move.
+        where = {"positions": scored_positions(subject.shown(each.before), positions), "seed": subject.seed}
+        followed[name] = patterns.follow(
+            subject.model, before, after, each.groups, each.source, each.target, **where
+        )
+    return HeadClasses(own, scores, classes, possible, moves, followed, chosen)
+
+
+def record_patterns(subject: LoadedCheckpoint, tokens: Any) -> Any:
+    """Returns the attention patterns on some examples, for several measurements; the examples where that takes much
+    memory, so that each runs them anew.
+    """
+    from circuits import patterns
+
+    entries = subject.sizes.n_layers * subject.sizes.n_heads * tokens.shape[1] ** 2 * len(tokens)
+    return patterns.record(subject.model, tokens) if entries <= RECORDED_ENTRIES else tokens
+
+
+def head_classes_held_out(subject: LoadedCheckpoint) -> HeadClasses:
+    """Classifies heads on other examples of the task, so that selection and measurement are independent."""
+    if subject.task is None:
+        raise UserError(NO_CLASSES)
+    split: Split = "validation" if subject.labels["split"] != "validation" else "test"
+    size = max(DEFAULT_SAMPLES, len(subject.tokens))
+    batch = subject.task.sample(size, seed=subject.seed, split=split).to(str(subject.tokens.device))
+    return classify_heads(subject.shown(batch))
+
+
+def chosen_templates(subject: LoadedCheckpoint, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the chosen templates by name; by default those of the task, or without a task five that need none."""
+    from circuits import patterns
+
+    def tokens_of(batch: Any) -> Any:
+        tokens = getattr(batch, "tokens", batch)
+        return getattr(tokens, "tokens", tokens)
+
+    length = subject.tokens.shape[1]
+    known: dict[str, Any] = {
+        "identity": patterns.identity(length),
+        "previous": patterns.previous(length),
+        "first": patterns.constant(length, 0),
+        "duplicate": lambda batch: patterns.duplicate(tokens_of(batch)),
+        "induction": lambda batch: patterns.induction(tokens_of(batch)),
+    }
+    own = declared(subject, "attention_templates") or known
+    known |= own
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"--template {name!r}: {subject.name} has no such template; write {', '.join(known)}"
+            )
+    return {name: known[name] for name in dict.fromkeys(names or own)}
+
+
+def scored_positions(subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None) -> Any:
+    """Returns the queries to score, as ``circuits`` takes them."""
+    if positions != READ:
+        return select_positions(subject, positions)
+    return None if subject.task is None else list(subject.task.read_positions)
