@@ -46,11 +46,15 @@ class State:
         """Copies values in place, so that tied and viewed parameters stay what they are, and so that torch refuses a
         backward pass through values that are no longer there.
         """
-        for parameter, value in values.items():
-            self.written[parameter] = None
-            with torch.no_grad():
+        theirs = {
+            one: self.written[one] for one in self.written if one not in values and self._is_written(one)
+        }
+        self.written.update(dict.fromkeys(values))
+        with torch.no_grad():
+            for parameter, value in values.items():
                 parameter.copy_(value)
-            self.written[parameter] = _stamp(parameter)
+        # Of all: the q, k and v of GPT-2's bridge are columns of one matrix, whose version is that of each.
+        self.written = {one: _stamp(one) for one in self.written} | theirs
 
     def current(self) -> dict[nn.Parameter, Tensor]:
         """Returns what the open blocks give parameters; a later block overrides an earlier."""

@@ -9,10 +9,12 @@ from circuits import (
     CircuitsError,
     ablate,
     edit,
+    intervene,
     lens,
     patch,
     run,
     sweep,
+    transplant,
 )
 
 families = pytest.importorskip("tests.circuits.families")
@@ -152,6 +154,19 @@ def test_models_of_other_kinds_are_refused_in_one_line(hf_model, tmp_path):
         CircuitsError, match="this TransformerBridge has no blocks that follow each other, but an enc"
     ):
         run(families.boot(tmp_path), TOKENS)
+
+
+def test_weights_that_are_columns_of_one_matrix_are_exchanged_and_put_back(hf_model):
+    """The q, k and v of GPT-2: a write to one counts for all of them."""
+    model, donor = hf_model("gpt2", fresh=True), hf_model("gpt2", seed=1)
+    clean, before = run(model, TOKENS), {name: x.clone() for name, x in model.state_dict().items()}
+    with intervene(model, transplant.weights(donor, "qkv")):
+        changed = run(model, TOKENS, transplant.weights(donor, ["q", "o"]))
+        mean = run(model, TOKENS, ablate.mean("0.1", OTHER))
+    assert not torch.equal(changed, clean)
+    assert not torch.equal(mean, clean)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert torch.equal(run(model, TOKENS), clean)
 
 
 class Packed(torch.nn.Linear):
