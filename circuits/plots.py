@@ -25,7 +25,7 @@ from circuits.figures import panels
 from circuits.figures.export import picture, save
 from circuits.figures.layout import draw, titled, untitled
 from circuits.figures.panels import Series
-from circuits.figures.results import ABREAST, attention_figure, by_head
+from circuits.figures.results import attention_figure, by_head, heads_figure
 from circuits.fourier import Bands, Spectrum
 from circuits.fourier import spectrum as measure_spectrum
 from circuits.patterns import Maps
@@ -98,15 +98,9 @@ def heads(
         raise CircuitsError("plots.heads: there is nothing to draw")
     # The colours of an array among several are called by its name.
     units = {name: unit or column or name or "value" for name in maps}
-    drawn = [
-        panels.heat(
-            grid, name, unit=units[name], signed=column == "effect" or bool((grid < 0).any(axis=None))
-        )
-        for name, grid in maps.items()
-    ]
     quantity = next(iter(units.values()))
     title = title or f"{quantity[:1].upper()}{quantity[1:]} of each head"
-    return draw(drawn, title, columns=min(ABREAST, len(drawn)))
+    return heads_figure(maps, column or "", title, units=units)
 
 
 def _maps_of_table(
@@ -135,9 +129,7 @@ def _map_of_array(values: Any) -> pd.DataFrame:
     return pd.DataFrame(array)
 
 
-def spectrum(
-    values: Any, keys: Iterable[Any] = (), *, by: str | None = None, title: str | None = None
-) -> Any:
+def spectrum(values: Any, keys: Iterable[Any] = (), *, title: str | None = None) -> Any:
     """Returns a plotly figure of the share of the variance that each frequency carries, all features together.
 
         plots.spectrum(fourier.spectrum(model.W_E[:113]))
@@ -147,14 +139,9 @@ def spectrum(
     Args:
         values: a `Spectrum` or its `Bands`, or weights or activations as `fourier.spectrum` takes them.
         keys: frequencies that are marked, such as the key ones.
-        by: bars by "block", "component" or a coordinate, see `Spectrum.bands`; default: a bar per frequency of one
-            coordinate, and of two a map, or with keys bars by block.
     """
-    if isinstance(values, Bands):
-        return values.plot(keys, title=title)
-    if not isinstance(values, Spectrum):
-        values = measure_spectrum(values)
-    return values.plot(keys, by=by, title=title)
+    found = values if isinstance(values, Bands | Spectrum) else measure_spectrum(values)
+    return found.plot(keys, title=title)
 
 
 def curve(

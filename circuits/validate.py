@@ -35,9 +35,14 @@ _FORMER = {
         "checkpoints": "sweep each model, and join: SweepResult.concat({label: result, ...})",
     },
     "patch.edges": _LINE,
-    "patch.screen": _LINE | {"source_positions": "patch.activations takes it, in a sweep"},
+    "patch.screen": _LINE
+    | dict.fromkeys(
+        ("positions", "queries", "source_positions"),
+        'by="position" has a row for each; patch.activations takes it',
+    ),
     "circuit.evaluate": {"greedy": "subsets= are drawn at random"},
     "probe.linear": {
+        "shuffles": "targets are exchanged once; another seed= exchanges others",
         "folds": "fit once for each ridge=, and compare them on examples of their own",
         "interventions": "call it inside `with intervene(model, ...)`",
         "per_position": "call it for each, with positions=[p]",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from torch import nn
 
-from circuits.circuit._graph import EVERYWHERE, NOWHERE, Graph, Member, Where, parse_member
-from circuits.circuit._measurement import Measurement, with_interval
+from circuits.circuit._graph import EVERYWHERE, NOWHERE, Effect, Graph, Member, Where, parse_member
+from circuits.circuit._measurement import Examples, Measurement, with_interval
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.layout import draw
@@ -19,7 +19,7 @@ from circuits.figures.panels import curve as lines
 from circuits.figures.panels import of_rows
 from circuits.model.types import MetricLike, TokensLike
 from circuits.statistics import LEVEL
-from circuits.sweeps.metrics import PerExample, Row
+from circuits.sweeps.metrics import Row
 from circuits.tables import bounded, chosen_metrics, short_table
 from circuits.validate import by_text, is_whole, parse_seed
 
@@ -116,12 +116,12 @@ def curve(
     if not is_whole(draws, 1):
         raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")
     named = by_text(rankings, _CALLER, "rankings")
-    given = {name: _parse_ranking(ranking, f"{_CALLER}: {name}") for name, ranking in named.items()}
-    runs = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size, seed, draws)
+    given = {name: _Ranking.of(ranking, f"{_CALLER}: {name}") for name, ranking in named.items()}
+    examples = Examples.read(_CALLER, model, base, source, metric, batch, how)
+    runs = Measurement.of(examples, batch_size, seed, draws)
     rows, areas = list[Row](), list[Row]()
-    for name, (names, kind, graph) in given.items():
-        runs.graph.check_same(graph, f"{_CALLER}: {name}")
-        for points, area in _drawn(runs, _entries(runs, names, kind), kind, asked):
+    for name, ranking in given.items():
+        for points, area in _drawn(runs, ranking.on(runs.graph), asked):
             rows += [{"ranking": name, **row} for row in points]
             areas.append({"ranking": name, **area})
     return Curve(pd.DataFrame(rows), pd.DataFrame(areas), runs.baseline(), runs.settings())
@@ -159,35 +159,41 @@ def smallest(
     caller = "circuit.smallest"
     if isinstance(faithfulness, bool) or not 0 < faithfulness <= 1:
         raise CircuitsError(f"{caller}: faithfulness={faithfulness!r}; give a share above 0, at most 1")
-    names, kind, graph = _parse_ranking(ranking, caller)
-    runs = Measurement.of(caller, model, base, source, metric, batch, how, batch_size, 0, 1000)
-    runs.graph.check_same(graph, caller)
+    given = _Ranking.of(ranking, caller)
+    examples = Examples.read(caller, model, base, source, metric, batch, how)
+    runs = Measurement.of(examples, batch_size, 0, 1000)
     runs.baseline()
-    entries = _entries(runs, names, kind)
-    effects = ranking.top(len(names)).effects if hasattr(ranking, "top") else None
-    below, size = 0, len(entries)
+    members = given.on(runs.graph)
+    below, size = 0, len(members.entries)
     while size - below > 1:
         middle = (below + size) // 2
-        kept = runs.kept(_circuit_of(entries[:middle], kind, runs.graph))
+        kept = runs.kept(members.first(middle))
         enough = all(found.share[0] >= faithfulness for _, found in runs.faithfulness([kept]))
         below, size = (below, middle) if enough else (middle, size)
-    return _circuit_of(entries[:size], kind, runs.graph, effects)
+    return members.first(size)
 
 
 def _drawn(
-    measurement: Measurement,
-    entries: list[tuple[Member, Where]],
-    kind: str,
-    asked: list[int | float] | None,
+    measurement: Measurement, ranking: _Ranking, asked: list[int | float] | None
 ) -> Iterator[tuple[list[Row], Row]]:
-    """Yields the points of a ranking's curve under each metric, and the areas under it."""
-    counts, share, runs = _growing(measurement, entries, kind, asked)
-    for metric, measured in measurement.faithfulness(runs):
+    """Yields the points of a ranking's curve under each metric, and the areas under it.
+
+    The points are those of the sizes between, and of the source run and the clean one at their ends.
+    """
+    entries = ranking.entries
+    whole = len(measurement.candidates(ranking.kind) | {member for member, _ in entries})
+    at_positions = any(at != EVERYWHERE for _, at in entries)
+    total = whole * measurement.positions if at_positions else whole
+    inner = [size for size in _sizes(asked, total) if size <= len(entries) and size < total]
+    shares = [measurement.share_of(entries[:size], whole) for size in inner]
+    counts, share = [0, *inner, total], np.array([0.0, *shares, 1.0])
+    runs = [measurement.kept(ranking.first(size)) for size in inner]
+    for metric, measured in measurement.faithfulness([measurement.source, *runs, measurement.clean]):
         points = [
             {"metric": metric, "size": size, "share": share[at], **measured.columns(at), "n": measured.n}
             for at, size in enumerate(counts)
         ]
-        area: Row = {"metric": metric, "sizes": len(counts) - 2, "of": counts[-1]}
+        area: Row = {"metric": metric, "sizes": len(inner), "of": total}
         for column, (value, drawn) in {
             "CPR": (measured.share, measured.drawn),
             "CMD": (np.abs(1 - measured.share), np.abs(1 - measured.drawn)),
@@ -196,70 +202,56 @@ def _drawn(
         yield points, area
 
 
-def _growing(
-    measurement: Measurement,
-    entries: list[tuple[Member, Where]],
-    kind: str,
-    asked: list[int | float] | None,
-) -> tuple[list[int], np.ndarray, list[PerExample]]:
-    """Returns sizes, shares of all members that can matter, and runs, from the source run to the clean one."""
-    whole = len(measurement.candidates(kind) | {member for member, _ in entries})
-    at_positions = any(at != EVERYWHERE for _, at in entries)
-    total = whole * measurement.positions if at_positions else whole
-    inner = [size for size in _sizes(asked, total) if size <= len(entries) and size < total]
-    share = [0.0, *(measurement.share_of(entries[:size], whole) for size in inner), 1.0]
-    runs = [measurement.source]
-    runs += [measurement.kept(_circuit_of(entries[:size], kind, measurement.graph)) for size in inner]
-    return [0, *inner, total], np.array(share), [*runs, measurement.clean]
+@dataclass(frozen=True)
+class _Ranking:
+    """Members, the largest first, each with the positions that it adds."""
 
+    kind: str
+    entries: list[tuple[Member, Where]]
+    graph: Graph | None  # of a screening
+    effects: Mapping[Member, Effect]
+    caller: str
 
-def _circuit_of(
-    entries: Iterable[tuple[Member, Where]],
-    kind: str,
-    graph: Graph,
-    effects: Mapping[Member, Any] | None = None,
-) -> Circuit:
-    where: dict[Member, Where] = {}
-    for member, at in entries:
-        where[member] = where.get(member, NOWHERE) | at
-    return Circuit.of(kind, where, graph, effects)
+    @classmethod
+    def of(cls, given: Any, caller: str) -> _Ranking:
+        """Reads a screening, or a list of names with the largest first."""
+        graph, effects = None, {}
+        if hasattr(given, "ranking"):
+            given, graph, effects = given.ranking(), given.graph, given.top(len(given.ranking())).effects
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            raise CircuitsError(
+                f"{caller}: a ranking is a screening or a list of names, largest first; got {format_value(given)}"
+            )
+        if len(set(given)) < len(given):
+            raise CircuitsError(f"{caller}: a ranking names a member twice")
+        kind = "edges" if "->" in str(given[0]) else "nodes"
+        known: dict[Member, Where] = {}
+        entries: list[tuple[Member, Where]] = []
+        for name in given:
+            member, at = parse_member(name, kind, caller)
+            before = known.get(member, NOWHERE)
+            known[member] = before | at
+            if (added := at & before.inverse) != NOWHERE:
+                entries.append((member, added))
+        return cls(kind, entries, graph, effects, caller)
+
+    def on(self, graph: Graph) -> _Ranking:
+        """Returns the same with the graph of a model; refuses members that it lacks."""
+        graph.check_same(self.graph, self.caller)
+        graph.check((member for member, _ in self.entries), self.kind, self.caller)
+        return replace(self, graph=graph)
+
+    def first(self, size: int) -> Circuit:
+        """Returns the circuit of the first members."""
+        where: dict[Member, Where] = {}
+        for member, at in self.entries[:size]:
+            where[member] = where.get(member, NOWHERE) | at
+        return Circuit.of(self.kind, where, self.graph, self.effects)
 
 
 def area_under(values: np.ndarray, share: np.ndarray) -> np.ndarray:
     """Returns the area under values [... point] over shares [point], by the trapezoidal rule."""
     return np.asarray(((values[..., 1:] + values[..., :-1]) / 2 * np.diff(share)).sum(-1))
-
-
-def _parse_ranking(given: Any, caller: str) -> tuple[Sequence[str], str, Graph | None]:
-    """Returns the names of members in the order of a ranking, their kind, and the graph of a screening.
-
-    Args:
-        given: a screening, or a list of names with the largest first.
-    """
-    graph = None
-    if hasattr(given, "ranking"):
-        given, graph = given.ranking(), given.graph
-    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-        raise CircuitsError(
-            f"{caller}: a ranking is a screening or a list of names, largest first; got {format_value(given)}"
-        )
-    if len(set(given)) < len(given):
-        raise CircuitsError(f"{caller}: a ranking names a member twice")
-    return given, "edges" if "->" in str(given[0]) else "nodes", graph
-
-
-def _entries(measurement: Measurement, names: Iterable[str], kind: str) -> list[tuple[Member, Where]]:
-    """Returns the members of a ranking in its order, each with the positions that it adds."""
-    known: dict[Member, Where] = {}
-    entries: list[tuple[Member, Where]] = []
-    for name in names:
-        member, at = parse_member(name, kind, _CALLER)
-        for part, where in measurement.graph.fitted({member: at}, kind, _CALLER).items():
-            before = known.get(part, NOWHERE)
-            if (added := where & before.inverse) != NOWHERE:
-                entries.append((part, added))
-                known[part] = before | where
-    return entries
 
 
 def _sizes(asked: list[int | float] | None, total: int) -> list[int]:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from circuits.circuit._graph import Graph
-from circuits.circuit._measurement import Measurement, stacked, with_interval
+from circuits.circuit._measurement import Examples, Measurement, stacked, with_interval
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.results import faithfulness_figure
@@ -120,13 +119,15 @@ def evaluate(
     most; `settings["forwards"]` counts them.
     """
     given, seed = _read(circuits), parse_seed(seed, _CALLER)
-    counts = {"random": random, "subsets": subsets, "draws": draws, "flips": flips}
-    _check(counts)
-    runs = Measurement.of(_CALLER, model, base, source, metric, batch, how, batch_size, seed, draws)
-    named = [(name, _fitted(one, runs.graph, f"{_CALLER}: {name}")) for name, one in given.items()]
+    _check(counts := {"random": random, "subsets": subsets, "draws": draws, "flips": flips})
+    examples = Examples.read(_CALLER, model, base, source, metric, batch, how)
+    runs = Measurement.of(examples, batch_size, seed, draws)
+    for name, one in given.items():
+        runs.graph.check_same(one.graph, f"{_CALLER}: {name}")
+        runs.graph.check(one.where, one.kind, f"{_CALLER}: {name}")
 
     def rows(test: Callable[..., Iterator[Row]], *more: int) -> list[Row]:
-        return [{"circuit": name, **row} for name, one in named for row in test(runs, one, *more)]
+        return [{"circuit": name, **row} for name, one in given.items() for row in test(runs, one, *more)]
 
     return Evaluation(
         pd.DataFrame(rows(_faithfulness, random)),
@@ -142,12 +143,6 @@ def _check(counts: Mapping[str, Any]) -> None:
         least = int(name in ("draws", "flips"))
         if not is_whole(number, least):
             raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
-
-
-def _fitted(circuit: Circuit, graph: Graph, caller: str) -> Circuit:
-    """Resolves the names of inputs of whole layers, so that members can be taken out one by one."""
-    graph.check_same(circuit.graph, caller)
-    return Circuit.of(circuit.kind, graph.fitted(circuit.where, circuit.kind, caller), graph)
 
 
 def _faithfulness(measurement: Measurement, circuit: Circuit, random: int) -> Iterator[Row]:

@@ -9,13 +9,13 @@ A node is `embed`, `pos_embed`, a head `1.3` or an MLP `mlp1`. An edge leads fro
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from circuits.errors import CircuitsError, format_value
-from circuits.model.sites import KINDS
+from circuits.model.sites import KINDS, Site
 
 if TYPE_CHECKING:
     from circuits.model.hooked_model import HookedModel
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 NODES = "embed, pos_embed, a head (1.3) or an MLP (mlp1)"
 INPUTS = "an input of a head (1.3.q), of a key-value group (1.k0.v), an MLP (mlp1) or output"
 
-_HEAD = re.compile(r"(?:(\d{1,6})\.(\d{1,6})|[Ll](\d{1,6})[Hh](\d{1,6}))", re.ASCII)
+_HEAD = re.compile(r"[Ll]?(\d{1,6})[.Hh](\d{1,6})", re.ASCII)
 _MLP = re.compile(r"mlp(?:_out\.|_pre\.)?(\d{1,6})", re.ASCII)
 # Tables have the heads that a group serves behind its name.
-_GROUP = re.compile(r"(?:(\d{1,6})\.k|[Ll](\d{1,6})[Kk])(\d{1,6})\.([kv])(?: \(heads? [\d,]+\))?", re.ASCII)
-_LAYER = re.compile(r"(?:([qkv])\.(\d{1,6})|(\d{1,6})\.([qkv]))", re.ASCII)
+_GROUP = re.compile(r"[Ll]?(\d{1,6})\.?[Kk](\d{1,6})\.([kv])(?: \(heads? [\d,]+\))?", re.ASCII)
 _POSITIONS = re.compile(r"(all but )?(\d{1,6}(?:,\d{1,6})*)", re.ASCII)
 
 #: Places in the order of computation: after the embeddings come, in each layer, heads and then the MLP.
@@ -86,6 +85,10 @@ class Node(NamedTuple):
         return _STAGES * self.layer + (self.site == "mlp_out")
 
     @property
+    def hook(self) -> str:
+        return Site(self.site, self.layer).hook()
+
+    @property
     def sort_key(self) -> tuple[int, str, int]:
         return self.stage, self.site, self.head or 0
 
@@ -96,10 +99,7 @@ class Node(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What a component reads from the residual stream, by its site: q, k or v, mlp_pre, or resid_post for the output.
-
-    Without a head, an input of attention is that of the whole layer.
-    """
+    """What a component reads from the residual stream: q, k, v, mlp_pre, or resid_post for the output."""
 
     site: str
     layer: int | None = None
@@ -121,14 +121,10 @@ class Input(NamedTuple):
         """Returns the name of the component that reads it."""
         if self.site == "mlp_pre":
             return f"mlp{self.layer}"
-        if self.layer is None:
-            return "output"
-        return (
-            f"{self.layer}" if self.head is None else f"{self.layer}.{'k' if self.grouped else ''}{self.head}"
-        )
+        return "output" if self.layer is None else f"{self.layer}.{'k' if self.grouped else ''}{self.head}"
 
     def __str__(self) -> str:
-        return self.node if self.layer is None or self.site == "mlp_pre" else f"{self.node}.{self.site}"
+        return self.node if self.head is None else f"{self.node}.{self.site}"
 
 
 class Edge(NamedTuple):
@@ -186,8 +182,7 @@ def find_node(name: str) -> Node | None:
     if name in ("embed", "pos_embed"):
         return Node(name)
     if match := _HEAD.fullmatch(name):
-        layer, head = (part for part in match.groups() if part is not None)
-        return Node("z", int(layer), int(head))
+        return Node("z", int(match[1]), int(match[2]))
     if (match := _MLP.fullmatch(name)) and not name.startswith("mlp_pre"):
         return Node("mlp_out", int(match[1]))
     return None
@@ -208,14 +203,10 @@ def find_input(name: str) -> Input | None:
     if (match := _MLP.fullmatch(name)) and not name.startswith("mlp_out"):
         return Input("mlp_pre", int(match[1]))
     if match := _GROUP.fullmatch(name):
-        return Input(match[4], int(match[1] or match[2]), int(match[3]), True)
-    if match := _LAYER.fullmatch(name):
-        site, layer = (match[1], match[2]) if match[1] else (match[4], match[3])
-        return Input(site, int(layer))
-    head, dot, site = name.rpartition(".")
-    if dot and site in ("q", "k", "v") and (match := _HEAD.fullmatch(head)):
-        layer, number = (part for part in match.groups() if part is not None)
-        return Input(site, int(layer), int(number))
+        return Input(match[3], int(match[1]), int(match[2]), True)
+    head, _, site = name.rpartition(".")
+    if site in ("q", "k", "v") and (match := _HEAD.fullmatch(head)):
+        return Input(site, int(match[1]), int(match[2]))
     return None
 
 
@@ -251,6 +242,10 @@ class Layer(NamedTuple):
     edges: tuple[tuple[Node, tuple[Edge, ...]], ...]
 
 
+_FLAGS = ("mlps", "parallel", "positions")
+_SIZES = f"whole n_layers, n_heads and key_heads, which divides n_heads, from 1, and {', '.join(_FLAGS)}, true or false"
+
+
 @dataclass(frozen=True)
 class Graph:
     """The sizes of a model that say which nodes and edges it has.
@@ -283,22 +278,13 @@ class Graph:
     @classmethod
     def read(cls, given: Any, caller: str) -> Graph:
         """Reads what `describe` returns."""
-        try:
-            graph = cls(**given)
-        except TypeError:
-            raise CircuitsError(
-                f"{caller}: graph is an object of n_layers, n_heads and so on; got {format_value(given)}"
-            ) from None
-        *sizes, mlps, parallel, positions = asdict(graph).values()
-        if (
-            not all(type(size) is int and size >= 1 for size in sizes)
-            or not all(isinstance(flag, bool) for flag in (mlps, parallel, positions))
-            or graph.n_heads % graph.key_heads
-        ):
-            raise CircuitsError(
-                f"{caller}: graph: sizes are whole numbers from 1, key_heads divides n_heads, the rest is true or "
-                f"false; got {given}"
-            )
+        kinds = {one.name: str(one.type) for one in fields(cls)}
+        known = isinstance(given, dict) and given.keys() <= kinds.keys() and {*given} >= {*kinds} - {*_FLAGS}
+        if not known or not all(type(value).__name__ == kinds[name] for name, value in given.items()):
+            raise CircuitsError(f"{caller}: a graph has {_SIZES}; got {format_value(given)}")
+        graph = cls(**given)
+        if min(graph.n_layers, graph.n_heads, graph.key_heads) < 1 or graph.n_heads % graph.key_heads:
+            raise CircuitsError(f"{caller}: a graph has {_SIZES}; got {format_value(given)}")
         return graph
 
     def describe(self) -> dict[str, Any]:
@@ -319,32 +305,23 @@ class Graph:
         """All edges, by what receives them."""
         return _layers(self)
 
-    def heads_of(self, layer_input: Input) -> list[Input]:
-        """Returns the inputs of heads or groups that an input of a whole layer consists of; any other as it is."""
-        if layer_input.site not in ("q", "k", "v") or layer_input.head is not None:
-            return [layer_input]
-        grouped = layer_input.site != "q" and self.shared
+    def inputs(self, site: str, layer: int | None) -> list[Input]:
+        """Returns what reads at a site of a layer: each head or key-value group at q, k and v."""
+        if site not in ("q", "k", "v"):
+            return [Input(site, layer)]
+        grouped = site != "q" and self.shared
         count = self.key_heads if grouped else self.n_heads
-        return [Input(layer_input.site, layer_input.layer, head, grouped) for head in range(count)]
+        return [Input(site, layer, head, grouped) for head in range(count)]
 
     def members(self, kind: str) -> frozenset[Member]:
         return frozenset(self.nodes) if kind == "nodes" else _edges(self)
 
-    def fitted(self, where: Mapping[Member, Where], kind: str, caller: str) -> Mapping[Member, Where]:
-        """Returns the same members with inputs of whole layers resolved; refuses those that the model lacks."""
+    def check(self, members: Iterable[Member], kind: str, caller: str) -> None:
+        """Refuses members that the model lacks."""
         known = self.members(kind)
-        if all(member in known for member in where):
-            return where
-        found: dict[Member, Where] = {}
-        for member, at in where.items():
-            parts: list[Any] = [member]
-            if isinstance(member, Edge):
-                parts = [Edge(member.sender, receiver) for receiver in self.heads_of(member.receiver)]
-            for part in parts:
-                if part not in known:
-                    raise CircuitsError(f"{caller}: {self._missing(part)}")
-                found[part] = found[part] | at if part in found else at
-        return found
+        for member in members:
+            if member not in known:
+                raise CircuitsError(f"{caller}: {self._missing(member)}")
 
     def check_same(self, known: Graph | None, caller: str) -> None:
         """Refuses a circuit whose graph is known to be that of a model of another shape."""
@@ -383,16 +360,17 @@ def _nodes(graph: Graph) -> tuple[Node, ...]:
 
 @lru_cache(maxsize=16)
 def _layers(graph: Graph) -> tuple[Layer, ...]:
-    inputs = [Input(site, layer) for layer in range(graph.n_layers) for site in ("q", "k", "v")]
-    inputs += [Input("mlp_pre", layer) for layer in range(graph.n_layers) if graph.mlps]
+    places: list[tuple[str, int | None]] = []
+    for layer in range(graph.n_layers):
+        places += [(site, layer) for site in ("q", "k", "v", *(["mlp_pre"] if graph.mlps else []))]
     layers: list[Layer] = []
-    for one in sorted([*inputs, Input("resid_post")], key=lambda one: one.stage):
-        parts = graph.heads_of(one)
-        senders = [node for node in graph.nodes if node.stage < one.stage]
+    for site, at in [*places, ("resid_post", None)]:
+        parts = graph.inputs(site, at)
+        senders = [node for node in graph.nodes if node.stage < parts[0].stage]
         if graph.parallel:
-            senders = [node for node in senders if node.layer is None or node.layer != one.layer]
+            senders = [node for node in senders if node.layer is None or node.layer != at]
         edges = tuple((node, tuple(Edge(node, part) for part in parts)) for node in senders)
-        layers.append(Layer(one.site, one.layer, tuple(part.head for part in parts), edges))
+        layers.append(Layer(site, at, tuple(part.head for part in parts), edges))
     return tuple(layers)
 
 

@@ -45,10 +45,9 @@ class CircuitEdit(Intervention):
         replacement.check(surface, self.label)
         graph, kind = Graph.of(surface), self.circuit.kind
         graph.check_same(self.circuit.graph, self.label)
-        where: Mapping[Member, Where] = self.circuit.where
         if self.circuit.graph is None:
-            where = graph.fitted(where, kind, self.label)
-        steps = _Steps(self.label, surface, replacement, where, self.keep)
+            graph.check(self.circuit.where, kind, self.label)
+        steps = _Steps(self.label, surface, replacement, self.circuit.where, self.keep)
         if kind == "edges":
             return tuple(cut for layer in graph.layers for cut in steps.cuts(layer))
         # All outgoing edges of a node are cut where its output is replaced.
@@ -106,7 +105,7 @@ class _Steps:
                 )
             self._senders[node, at] = ActivationEdit(
                 self._label,
-                Site(node.site, node.layer).hook(),
+                node.hook,
                 KINDS[node.site],
                 node.layer,
                 replacement,

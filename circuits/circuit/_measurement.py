@@ -1,11 +1,11 @@
-"""Measures a metric under circuits on one set of examples: each circuit once, the source and the clean run once."""
+"""Examples with their source and metric, and what is measured on them under circuits: each circuit once."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,8 @@ from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import run
-from circuits.interventions.base import MeanOver, Replacement
+from circuits.interventions.base import MeanOver, Reference, Replacement
+from circuits.interventions.forward_pass import References
 from circuits.interventions.replacements import Zero, align_mean, parse_source
 from circuits.model.edit_state import inside_block
 from circuits.model.hooked_model import HookedModel
@@ -28,107 +29,142 @@ from circuits.model.sites import Site
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.sweeps.metrics import Metric, PerExample, Row, first_choice, in_errors
 
-CLEAN, SOURCE = "the clean run", "the source run"
+Self = TypeVar("Self", bound="Examples")
 
 
-def parse_pair(
-    caller: str, model: Any, base: Any, source: Any, metric: Any, batch: Any, how: str
-) -> tuple[HookedModel, Prompts, Prompts | None, Metric]:
-    """Reads what all that patches a source into base is given: the model, base and source, and the metric.
+@dataclass(frozen=True)
+class Examples:
+    """The inputs of patches from `source` into `base`, and the metric of their effect.
 
-    Args:
-        base: tokens [n pos], or anything that `prompts` takes.
-        source: the same; where activations are resampled its prompts are as long as their partners in base, or it is a
-            single one; for "mean" of any batch, at least as long; None for "zero".
-        metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
+    Attributes:
+        source: in the layout of base, or a batch of 1; for means of any batch, at least as long; None for zeros.
+        how: "resample", "mean" or "zero".
     """
-    surface = HookedModel.of(model)
-    prompts = parse_prompts(surface, base, caller, "base")
-    surface.check_prompts(prompts, f"{caller}: base tokens")
-    other = parse_source(source, prompts, surface, how, caller)
-    return surface, prompts, other, Metric.of(metric, batch, (surface, prompts), caller, default=first_choice)
 
-
-def check_outside_blocks(surface: HookedModel, caller: str) -> None:
-    """Raises `CircuitsError` inside a block, whose edits some of the runs would have and others not.
-
-    This holds even where the edits do not change base, because they may change a patched run.
-    """
-    if inside_block(surface.model):
-        raise CircuitsError(
-            f"{caller}: a block around this call edits the model, and not all runs would have its edits; call it "
-            "outside"
-        )
-
-
-@dataclass
-class _Piece:
-    """Some examples that are run together, and what edges that are cut carry in them."""
-
-    prompts: Prompts
+    caller: str
+    surface: HookedModel
+    base: Prompts
+    source: Prompts | None
     metric: Metric
+    how: str = "resample"
+
+    @classmethod
+    def read(
+        cls: type[Self], caller: str, model: Any, base: Any, source: Any, metric: Any, batch: Any, how: str
+    ) -> Self:
+        """Reads the arguments, and refuses what does not fit.
+
+        Args:
+            metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
+        """
+        surface = HookedModel.of(model)
+        prompts = parse_prompts(surface, base, caller, "base")
+        surface.check_prompts(prompts, f"{caller}: base tokens")
+        other = parse_source(source, prompts, surface, how, caller)
+        measured = Metric.of(metric, batch, (surface, prompts), caller, default=first_choice)
+        return cls(caller, surface, prompts, other, measured, how)
+
+    def outside_blocks(self: Self) -> Self:
+        """Raises `CircuitsError` inside a block, whose edits some of the runs would have and others not.
+
+        This holds even where the edits do not change base, because they may change a patched run.
+        """
+        if inside_block(self.surface.model):
+            raise CircuitsError(
+                f"{self.caller}: a block around this call edits the model, and not all runs would have its edits; call "
+                "it outside"
+            )
+        return self
+
+    def parts(self: Self, size: int) -> Iterator[Self]:
+        """Yields at most `size` examples at a time, in order; one source of a batch of 1 serves all."""
+        for start in range(0, len(self.base), size):
+            rows = slice(start, min(start + size, len(self.base)))
+            source = self.source
+            if source is not None and self.how == "resample" and len(source) > 1:
+                source = source[rows]
+            yield replace(self, base=self.base[rows], source=source, metric=self.metric.at(rows))
+
+    def means(self, hooks: Iterable[str], size: int) -> dict[str, Tensor]:
+        """Returns the means over the source's examples at their own positions, [1 pos ...], `size` in a forward."""
+        assert self.source is not None
+        wanted = {hook: Reference(self.source, hook, Site(hook).kind, MeanOver()) for hook in hooks}
+        passes = References(self.surface, size * self.base.shape[1])
+        passes.fetch(wanted.values())
+        return {hook: passes[one] for hook, one in wanted.items()}
+
+    def checked(self, output: Any) -> Tensor:
+        """Returns the output of the model; refuses one that no metric can read."""
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            raise CircuitsError(
+                f"{self.caller}: the model's output is {type(output).__name__}, not a tensor of numbers"
+            )
+        return output
+
+
+def concatenated(parts: Sequence[PerExample]) -> PerExample:
+    """Concatenates sums and counts over examples, by metric."""
+    for name in sorted({name for part in parts for name in part}):
+        if any(name not in part for part in parts):
+            raise CircuitsError(f"{in_errors(name)}: returned for some examples only")
+    found: PerExample = {}
+    for name in parts[0]:
+        sums, counts = zip(*(part[name] for part in parts), strict=True)
+        found[name] = np.concatenate(sums), np.concatenate(counts)
+    return found
+
+
+class _Part(NamedTuple):
+    """Some examples that are run together, what edges that are cut carry in them, and the clean output."""
+
+    examples: Examples
     replacement: Replacement
-    clean: Tensor | None  # the clean output, where the metric compares with it
+    clean: Tensor | None  # kept where the metric compares with it
+
+    def values(self, output: Tensor, name: str) -> PerExample:
+        return self.examples.metric.measure(output, output if self.clean is None else self.clean, name)
 
 
 @dataclass
 class Measurement:
-    """One set of examples with their source and metric, and what was measured on them.
+    """One set of examples, and what was measured on them.
 
     Attributes:
         size: examples in a forward.
         seed: of the resamples of examples, of which there are `draws`.
         clean: the metric's sums and counts per example of the run without edits.
         source: the same of the empty circuit, which is the source's run where edges are resampled.
-        forwards: how often the model was run on a piece of the examples, sources too.
+        forwards: how often the model was run on a part of the examples, sources too.
     """
 
-    caller: str
-    surface: HookedModel
+    examples: Examples
     graph: Graph
-    how: str
-    metric: Metric
-    base: Prompts
-    sources: Prompts | None
     size: int
     seed: int
     draws: int
     clean: PerExample = field(default_factory=dict)
     source: PerExample = field(default_factory=dict)
     forwards: int = 0
-    pieces: list[_Piece] = field(default_factory=list)
+    _parts: list[_Part] = field(default_factory=list)
     _known: dict[tuple[Circuit, bool], PerExample] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        caller: str,
-        model: Any,
-        base: Any,
-        source: Any,
-        metric: Any,
-        batch: Any,
-        how: str,
-        batch_size: int | None,
-        seed: int,
-        draws: int,
-    ) -> Measurement:
+    def of(cls, examples: Examples, batch_size: int | None, seed: int, draws: int) -> Measurement:
         """Runs the model on base and source, with the activations of the source's senders kept."""
-        surface, base, source, measured = parse_pair(caller, model, base, source, metric, batch, how)
-        check_outside_blocks(surface, caller)
+        surface = examples.outside_blocks().surface
         graph = Graph.of(surface)
         # What every sender changes of the stream.
         kept = len(graph.nodes) * (surface.sizes["d_model"] or 1)
-        size = rows_in_a_forward(surface, base.shape[1], batch_size, caller, kept=kept)
-        measurement = cls(caller, surface, graph, how, measured, base, source, size, seed, draws)
+        size = rows_in_a_forward(surface, examples.base.shape[1], batch_size, examples.caller, kept=kept)
+        measurement = cls(examples, graph, size, seed, draws)
         within_memory(size, measurement._prepare)
         return measurement
 
     def settings(self) -> Row:
         """Returns the settings of a result, once all circuits have been run."""
-        n = len(next(iter(self.clean.values()))[0])
-        how = {"how": self.how, "seed": self.seed, "draws": self.draws, "level": LEVEL, "n": n}
-        return how | {"batch_size": self.size, "forwards": self.forwards, **self.surface.settings}
+        how = {"how": self.examples.how, "seed": self.seed, "draws": self.draws, "level": LEVEL}
+        how |= {"n": len(self.examples.base), "batch_size": self.size, "forwards": self.forwards}
+        return how | self.examples.surface.settings
 
     def baseline(self) -> pd.DataFrame:
         """Tabulates the clean and the source run, a row per metric.
@@ -142,7 +178,7 @@ class Measurement:
             low, high = gap["gap_ci_low"], gap["gap_ci_high"]
             if low <= 0 <= high:
                 warnings.warn(
-                    f"{self.caller}: {metric}: the gap between clean and source run is {clean - source:.3g} "
+                    f"{self.examples.caller}: {metric}: the gap between clean and source run is {clean - source:.3g} "
                     f"[{low:.3g}, {high:.3g}], so that faithfulness may be a share of nothing; does the metric "
                     "belong to these examples?",
                     stacklevel=3,
@@ -150,60 +186,37 @@ class Measurement:
             rows.append({"metric": metric, "clean": clean, "source": source, **gap, "n": measured.n})
         return pd.DataFrame(rows)
 
-    def _prepare(self, step: int) -> None:
-        """Cuts the examples into pieces, each with its replacement, and measures the clean and the source run."""
-        base, source, self.size, self.pieces = self.base, self.sources, step, []
+    def _prepare(self, size: int) -> None:
+        """Cuts the examples into parts, each with its replacement, and measures the clean and the source run."""
+        examples, caller, self.size, self._parts = self.examples, self.examples.caller, size, []
         clean: list[PerExample] = []
-        sources: list[PerExample] = []
-        means = self._means(source, step) if source is not None and self.how == "mean" else {}
-        output: Tensor | None = None
+        source: list[PerExample] = []
+        model, output = examples.surface.model, None
+        hooks = [hook for hook in examples.surface.hooks if is_sender(hook)]
+        means = {}
+        if examples.source is not None and examples.how == "mean":
+            means = examples.means(hooks, size)
+            self.forwards += -(-len(examples.source) // size)
         replacement: Replacement = Zero()
-        for start in range(0, len(base), step):
-            rows = slice(start, min(start + step, len(base)))
-            prompts = base[rows]
-            # One source of a batch of 1 serves all pieces.
-            if source is not None and self.how == "resample" and (len(source) > 1 or output is None):
-                output, activations = self._run(source if len(source) == 1 else source[rows])
-                replacement = stored(activations, self.caller)
+        for part in examples.parts(size):
+            # One source of a batch of 1 serves all parts.
+            if part.source is not None and not means and (output is None or len(part.source) > 1):
+                output, activations = run(model, part.source, cache=hooks)
+                output, self.forwards = part.checked(output), self.forwards + 1
+                replacement = stored(dict(activations), caller)
             elif means:
-                replacement = stored({hook: align_mean(x, prompts) for hook, x in means.items()}, self.caller)
-            clean_output = self._output(prompts)
-            kept = clean_output if self.metric.function is None else None
-            piece = _Piece(prompts, self.metric.at(rows), replacement, kept)
-            self.pieces.append(piece)
-            clean.append(self._values(piece, clean_output, CLEAN))
+                at_own = {hook: align_mean(x, part.base) for hook, x in means.items()}
+                replacement = stored(at_own, caller)
+            unedited = part.checked(run(model, part.base))
+            self.forwards += 1
+            one = _Part(part, replacement, unedited if part.metric.function is None else None)
+            self._parts.append(one)
+            clean.append(one.values(unedited, "the clean run"))
             if output is not None:
-                sources.append(self._values(piece, output.expand(len(prompts), *output.shape[1:]), SOURCE))
+                of_all = output.expand(len(part.base), *output.shape[1:])
+                source.append(one.values(of_all, "the source run"))
         self.clean = concatenated(clean)
-        self.source = concatenated(sources) if sources else self._measure(Circuit.of("edges", {}), True)
-
-    def _run(self, prompts: Prompts) -> tuple[Tensor, dict[str, Tensor]]:
-        self.forwards += 1
-        hooks = [hook for hook in self.surface.hooks if is_sender(hook)]
-        output, activations = run(self.surface.model, prompts, cache=hooks)
-        return self._checked(output), dict(activations)
-
-    def _means(self, source: Prompts, step: int) -> dict[str, Tensor]:
-        """Returns the means over all examples of the source at their own positions, [1 pos ...]."""
-        total: dict[str, Tensor] = {}
-        for start in range(0, len(source), step):
-            prompts = source[start : start + step]
-            for hook, x in self._run(prompts)[1].items():
-                total[hook] = total.get(hook, 0) + MeanOver().piece(x, prompts, Site(hook).kind)
-        return {hook: MeanOver().finish(x, source, Site(hook).kind) for hook, x in total.items()}
-
-    def _output(self, prompts: Prompts, *edits: CircuitEdit) -> Tensor:
-        self.forwards += 1
-        return self._checked(run(self.surface.model, prompts, *edits))
-
-    def _checked(self, output: Any) -> Tensor:
-        if not isinstance(output, Tensor) or not output.is_floating_point():
-            got = type(output).__name__
-            raise CircuitsError(f"{self.caller}: the model's output is {got}, not a tensor of numbers")
-        return output
-
-    def _values(self, piece: _Piece, output: Tensor, name: str) -> PerExample:
-        return piece.metric.measure(output, output if piece.clean is None else piece.clean, name)
+        self.source = concatenated(source) if source else self._measure(Circuit.of("edges", {}), True)
 
     # ---- Circuits
 
@@ -213,7 +226,7 @@ class Measurement:
         Position embeddings are the same in any two prompts, and in means over prompts.
         """
         members = self.graph.members(kind)
-        if self.how == "zero":
+        if self.examples.how == "zero":
             return members
         senders = ((one, one.sender if isinstance(one, Edge) else one) for one in members)
         return frozenset(one for one, sender in senders if sender.site != "pos_embed")
@@ -221,7 +234,7 @@ class Measurement:
     @property
     def positions(self) -> int:
         """The positions of the longest example."""
-        return self.base.shape[1]
+        return self.examples.base.shape[1]
 
     def share_of(self, members: Iterable[tuple[Member, Where]], of: int) -> float:
         """Returns the share of `of` members that these are; a member at some positions counts by its share of them."""
@@ -237,9 +250,8 @@ class Measurement:
 
     def _of(self, circuit: Circuit, keep: bool) -> PerExample:
         if (circuit, keep) not in self._known:
-            where = self.graph.fitted(circuit.where, circuit.kind, self.caller)
             candidates = self.candidates(circuit.kind)
-            present = {member: at for member, at in where.items() if member in candidates}
+            present = {member: at for member, at in circuit.members if member in candidates}
             if not present:
                 found = self.source if keep else self.clean
             elif len(present) == len(candidates) and set(present.values()) == {EVERYWHERE}:
@@ -253,11 +265,13 @@ class Measurement:
         def measured(size: int) -> PerExample:
             if size != self.size:
                 self._prepare(size)
-            parts: list[PerExample] = []
-            for piece in self.pieces:
-                edit = CircuitEdit(circuit, piece.replacement, keep)
-                parts.append(self._values(piece, self._output(piece.prompts, edit), edit.label))
-            return concatenated(parts)
+            found: list[PerExample] = []
+            for part in self._parts:
+                edit = CircuitEdit(circuit, part.replacement, keep)
+                output = run(self.examples.surface.model, part.examples.base, edit)
+                found.append(part.values(self.examples.checked(output), edit.label))
+            self.forwards += len(found)
+            return concatenated(found)
 
         return within_memory(self.size, measured)
 
@@ -268,28 +282,19 @@ class Measurement:
         for metric in self.clean:
             sums, counts = stacked([self.clean, self.source, *runs], metric)
             value, drawn = ratio(sums.sum(1), counts.sum(1)), bootstrap(sums, counts, self.seed, self.draws)
+            if sums.shape[1] < 2:
+                drawn = np.full_like(drawn, np.nan)
+            # Adding 0.0 turns -0.0 into 0.0: a circuit that equals the source run has it where the gap is negative.
             share, drawn_share = (
                 ratio(x[..., 2:] - x[..., 1:2], np.broadcast_to(x[..., :1] - x[..., 1:2], x[..., 2:].shape))
+                + 0.0
                 for x in (value, drawn)
             )
-            if sums.shape[1] < 2:
-                drawn, drawn_share = np.full_like(drawn, np.nan), np.full_like(drawn_share, np.nan)
-            # Adding 0.0 turns -0.0 into 0.0: a circuit that equals the source run has it where the gap is negative.
-            yield (
-                metric,
-                Faithfulness(
-                    value[2:],
-                    share + 0.0,
-                    drawn_share,
-                    drawn[:, 2:],
-                    (value[:2], drawn[:, :2]),
-                    sums.shape[1],
-                ),
-            )
+            ends = value[:2], drawn[:, :2]
+            yield metric, Faithfulness(value[2:], share, drawn_share, drawn[:, 2:], ends, sums.shape[1])
 
 
-@dataclass(frozen=True)
-class Faithfulness:
+class Faithfulness(NamedTuple):
     """Faithfulness of several runs under one metric: 0 as the source run, 1 as the clean one.
 
     Attributes:
@@ -309,9 +314,8 @@ class Faithfulness:
 
     def columns(self, run: int) -> Row:
         """Returns the metric of a run and its faithfulness, with their intervals."""
-        return with_interval("value", self.value[run], self.drawn_value[:, run]) | with_interval(
-            "faithfulness", self.share[run], self.drawn[:, run]
-        )
+        value = with_interval("value", self.value[run], self.drawn_value[:, run])
+        return value | with_interval("faithfulness", self.share[run], self.drawn[:, run])
 
 
 def with_interval(name: str, value: float, drawn: np.ndarray) -> Row:
@@ -322,19 +326,6 @@ def with_interval(name: str, value: float, drawn: np.ndarray) -> Row:
 
 def stacked(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns sums and counts [run example]."""
-    for one in runs:
-        if metric not in one:
-            raise CircuitsError(f"{in_errors(metric)}: returned for some circuits only")
+    if any(metric not in one for one in runs):
+        raise CircuitsError(f"{in_errors(metric)}: returned for some circuits only")
     return np.stack([one[metric][0] for one in runs]), np.stack([one[metric][1] for one in runs])
-
-
-def concatenated(parts: Sequence[PerExample]) -> PerExample:
-    """Concatenates sums and counts over examples, by metric."""
-    for name in sorted({name for part in parts for name in part}):
-        if any(name not in part for part in parts):
-            raise CircuitsError(f"{in_errors(name)}: returned for some examples only")
-    found: PerExample = {}
-    for name in parts[0]:
-        sums, counts = zip(*(part[name] for part in parts), strict=True)
-        found[name] = np.concatenate(sums), np.concatenate(counts)
-    return found

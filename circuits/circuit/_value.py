@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
 from os import PathLike
@@ -25,26 +25,11 @@ FORMAT = 1
 KEYS = ("format", "kind", "size", "graph", "members")
 
 
-def write(described: dict[str, Any], path: str | PathLike[str]) -> None:
-    """Writes the description of a circuit under another name and renames it, so that a full disk leaves the old one."""
-    text = json.dumps({"format": FORMAT, **described}, indent=1, allow_nan=False) + "\n"
-    target = Path(path).resolve()
-    # A pipe or a device stays what it is.
-    special = target.exists() and not target.is_file()
-    written = target if special else target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        written.write_text(text, encoding="utf-8")
-        if not special:
-            written.replace(target)
-    except OSError as error:
-        raise CircuitsError(f"circuit.write: cannot write {path}: {error.strerror}") from error
-    finally:
-        if not special:
-            written.unlink(missing_ok=True)
+def read(path: str | PathLike[str]) -> Circuit:
+    """Reads a circuit that `Circuit.write` has written; nothing but JSON is read.
 
-
-def read_file(path: str | PathLike[str]) -> Circuit:
-    """Reads a circuit that `write` has written; a key that is not known, such as a misspelt one, is refused."""
+    Raises `CircuitsError` for a file that cannot be read, is no circuit, or names what no model can have.
+    """
     caller = f"circuit.read: {path}"
     try:
         given = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -76,9 +61,8 @@ def read_file(path: str | PathLike[str]) -> Circuit:
                 raise CircuitsError(f"{caller}: an effect is a finite number; got {format_value(one)}")
     graph = None
     if given.get("graph") is not None:
-        _check_keys(given["graph"], [one.name for one in fields(Graph)], "a graph", caller)
         graph = Graph.read(given["graph"], caller)
-        graph.fitted(where, given["kind"], caller)
+        graph.check(where, given["kind"], caller)
     return Circuit.of(given["kind"], where, graph, effects)
 
 
@@ -142,10 +126,7 @@ class Circuit:
 
     def __contains__(self, name: object) -> bool:
         member, at = parse_member(name, self.kind, _CALLER)
-        parts: list[Member] = [member]
-        if self.graph is not None and isinstance(member, Edge):
-            parts = [Edge(member.sender, receiver) for receiver in self.graph.heads_of(member.receiver)]
-        return all(at & self.where.get(part, NOWHERE) == at for part in parts)
+        return at & self.where.get(member, NOWHERE) == at
 
     def __or__(self, other: Any) -> Circuit:
         return self._combined("|", other, lambda one, two: one | two)
@@ -161,7 +142,7 @@ class Circuit:
             raise CircuitsError(
                 "~: the graph is unknown, so what is outside the circuit is too; write circuit.full(model) - c"
             )
-        return full_of(self.graph, self.kind) - self
+        return _full(self.graph, self.kind) - self
 
     def __le__(self, other: Any) -> bool:
         return not len(self._combined("<=", other, lambda one, two: one & two.inverse))
@@ -180,15 +161,12 @@ class Circuit:
         if None not in (self.graph, other.graph) and self.graph != other.graph:
             raise CircuitsError("the circuits are of models of different shapes")
         graph = self.graph or other.graph
-        first: Mapping[Member, Where] = self.where
-        second: Mapping[Member, Where] = other.where
-        if graph is not None:
-            first, second = (graph.fitted(where, self.kind, _CALLER) for where in (first, second))
-        members = {
-            member: combine(first.get(member, NOWHERE), second.get(member, NOWHERE))
-            for member in (*first, *(member for member in second if member not in first))
-        }
-        return Circuit.of(self.kind, members, graph, {**other.effects, **self.effects})
+        members = dict.fromkeys([*self.where, *other.where])
+        if graph is not None and None in (self.graph, other.graph):
+            graph.check(members, self.kind, _CALLER)
+        first, second = self.where, other.where
+        combined = {one: combine(first.get(one, NOWHERE), second.get(one, NOWHERE)) for one in members}
+        return Circuit.of(self.kind, combined, graph, {**other.effects, **self.effects})
 
     # ---- As an intervention
 
@@ -261,8 +239,21 @@ class Circuit:
         return circuit_figure(self.frame, self.kind)
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Writes the circuit as JSON, which `circuit.read` reads."""
-        write(self.describe(), path)
+        """Writes the circuit as JSON, which `circuit.read` reads; a full disk leaves the file that was there."""
+        text = json.dumps({"format": FORMAT, **self.describe()}, indent=1, allow_nan=False) + "\n"
+        target = Path(path).resolve()
+        # A pipe or a device stays what it is.
+        special = target.exists() and not target.is_file()
+        written = target if special else target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            written.write_text(text, encoding="utf-8")
+            if not special:
+                written.replace(target)
+        except OSError as error:
+            raise CircuitsError(f"circuit.write: cannot write {path}: {error.strerror}") from error
+        finally:
+            if not special:
+                written.unlink(missing_ok=True)
 
     def __repr__(self) -> str:
         shown = ", ".join(name for name, _ in zip(self, range(6), strict=False))
@@ -270,12 +261,53 @@ class Circuit:
         return f"Circuit({len(self)} {members}{': ' * bool(shown)}{shown}{', ...' if len(self) > 6 else ''})"
 
 
-def full_of(graph: Graph, kind: str) -> Circuit:
+def edges(names: Iterable[str] | str, model: Any = None) -> Circuit:
+    """Makes a circuit of edges by name: sender -> receiver, such as "0.1 -> 1.3.q".
+
+    Senders are embed, pos_embed, heads (0.1) and MLPs (mlp0); receivers are the inputs of heads (1.3.q, 1.3.k, 1.3.v),
+    of key-value groups where heads share them (1.k0.k, 1.k0.v), MLPs and output. "0.1 -> 1.3.q @ 3,4" is the edge at
+    two positions, "@ all but 3,4" at the others.
+
+    Args:
+        names: a list, or a text with one in each line or between semicolons; the same one twice counts once.
+        model: where given, edges that it lacks are refused here, and `~` is relative to its graph.
+    """
+    return _of_names(names, "edges", model)
+
+
+def nodes(names: Iterable[str] | str, model: Any = None) -> Circuit:
+    """Makes a circuit of nodes by name: embed, pos_embed, heads (0.1) and MLPs (mlp0).
+
+    Args:
+        names: as in `edges`.
+        model: as in `edges`.
+    """
+    return _of_names(names, "nodes", model)
+
+
+def full(model: Any, kind: str = "edges") -> Circuit:
+    """Returns the circuit of all edges of a model, or of all its nodes.
+
+    Args:
+        kind: "edges" or "nodes".
+    """
+    from circuits.validate import parse_choice
+
+    return _full(_graph_of(model), parse_choice(kind, ("edges", "nodes"), "circuit.full", "kind"))
+
+
+def _full(graph: Graph, kind: str) -> Circuit:
     return Circuit.of(kind, dict.fromkeys(graph.members(kind), EVERYWHERE), graph)
 
 
-def circuit_of_names(names: Iterable[Any], kind: str, graph: Graph | None, caller: str) -> Circuit:
-    """Makes a circuit of named members; the same one twice counts once."""
+def _graph_of(model: Any) -> Graph:
+    from circuits.model.hooked_model import HookedModel
+
+    return Graph.of(HookedModel.of(model))
+
+
+def _of_names(names: Iterable[Any], kind: str, model: Any) -> Circuit:
+    caller = f"circuit.{kind}"
     if isinstance(names, str):
         names = [name for name in names.replace("\n", ";").split(";") if name.strip()]
     if not isinstance(names, Iterable):
@@ -284,4 +316,7 @@ def circuit_of_names(names: Iterable[Any], kind: str, graph: Graph | None, calle
     for name in names:
         member, at = parse_member(name, kind, caller)
         where[member] = where.get(member, NOWHERE) | at
-    return Circuit.of(kind, where if graph is None else graph.fitted(where, kind, caller), graph)
+    graph = None if model is None else _graph_of(model)
+    if graph is not None:
+        graph.check(where, kind, caller)
+    return Circuit.of(kind, where, graph)

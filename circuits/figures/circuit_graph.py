@@ -92,12 +92,7 @@ def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) ->
         x=[place.x for place in places.values()],
         y=[place.y for place in places.values()],
         mode="markers+text",
-        marker={
-            "size": _NODE,
-            "color": "#f2f2f2",
-            "line": {"color": INK, "width": 1},
-            "symbol": "circle",
-        },
+        marker={"size": _NODE, "color": "#f2f2f2", "line": {"color": INK, "width": 1}},
         text=list(places),
         textfont={"size": 11, "color": INK},
         customdata=[hover[name] for name in places],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import SUBTITLE_KEY, least_width, titled
+from circuits.figures.layout import SUBTITLE_KEY, titled
 
 #: File suffixes that need no exporter, and those of pictures, which plotly's exporter draws with a browser.
 PLAIN, PICTURES = (".html", ".json"), (".png", ".svg", ".pdf", ".jpg", ".webp")
@@ -49,26 +49,11 @@ def save(
         if kind in PICTURES:
             target.write_bytes(picture(figure, kind[1:], width, height, scale))
         else:
-            target.write_text(page(figure) if kind == ".html" else figure.to_json(), encoding="utf-8")
+            text = figure.to_html(default_height=HEIGHT) if kind == ".html" else figure.to_json()
+            target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CircuitsError(f"plots.save: cannot write {target}: {error.strerror or error}") from error
     return target
-
-
-def page(figure: Any) -> str:
-    """Returns a page with plotly in it; a figure that cannot be as narrow as its window scrolls."""
-    drawn = figure.to_html(
-        full_html=False,
-        include_plotlyjs=True,
-        default_height=f"{figure.layout.height or HEIGHT}px",
-        config={"responsive": True},
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>Figure</title>\n</head>\n'
-        f'<body style="margin:0;overflow-x:auto"><div style="min-width:{least_width(figure)}px">{drawn}</div></body>\n'
-        "</html>\n"
-    )
 
 
 def picture(

@@ -15,49 +15,34 @@ from typing import Any
 LONGEST_SHORT = 12
 
 
-def short_names(refs: Sequence[str]) -> dict[str, str]:
-    """Shortens REFs to their differences: ``@pre``, ``@post`` of one run; ``seed-0``, ``seed-1``; else letters."""
-    common = in_common(refs)
-    short = [] if common is None else [ref[len(common[0]) : len(ref) - len(common[1])] for ref in refs]
-    if not short or max(map(len, short)) > LONGEST_SHORT:
-        short = [chr(ord("A") + at) if len(refs) <= 26 else str(at + 1) for at in range(len(refs))]
-    return dict(zip(refs, short, strict=True))
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Shortens names to their differences, in whole parts: ``@pre``, ``@post`` of one run; long ones to letters."""
+    same = _prefix(names)
+    before = same[: max(map(same.rfind, "@/:")) + 1].removesuffix("@")
+    rests = [name.removeprefix(before) for name in names]
+    end = re.search("[@/:].*", _prefix([rest[::-1] for rest in rests])[::-1])
+    short = [rest.removesuffix(end[0]) if end and len(names) > 1 else rest for rest in rests]
+    if not all(short) or max(map(len, short)) > LONGEST_SHORT:
+        short = [chr(ord("A") + at) if len(names) <= 26 else str(at + 1) for at in range(len(names))]
+    return dict(zip(names, short, strict=True))
+
+
+def _prefix(texts: Sequence[str]) -> str:
+    return "".join(same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*texts, strict=False)))
+
+
+def _means(short: Mapping[str, str]) -> str:
+    """Returns what short names stand for, in a sentence; what all names have in common is said once."""
+    name, first = next(iter(short.items()))
+    begin, _, end = name.partition(first)
+    if all(other == f"{begin}{each}{end}" for other, each in short.items()):
+        return f"All names: {begin}…{end}."
+    return "; ".join(f"{text}: {name}" for name, text in short.items()) + "."
 
 
 def spelled(text: str) -> str:
     """Returns a text as plotly shows it: a token such as <s> would be taken for a tag, and be gone."""
     return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def means(short: Mapping[str, str]) -> str:
-    """Returns what short names stand for, in a sentence; what all names have in common is said once."""
-    (name, first), *rest = short.items()
-    begin, found, end = name.partition(first)
-    if found and all(other == f"{begin}{each}{end}" for other, each in rest):
-        return f"All names: {begin}…{end}."
-    return "; ".join(f"{text}: {name}" for name, text in short.items()) + "."
-
-
-def in_common(names: Sequence[str]) -> tuple[str, str] | None:
-    """Returns what all names begin with and what they end with, in whole parts; ``None`` where too much is left.
-
-    A part ends before ``@``, ``/`` or ``:``; where the rest of that is still long, at ``-`` too.
-    """
-    for marks in ("@/:", "@/:-"):
-        start = re.match(f"(?:.*[{marks}])?", _prefix(names))
-        before = start[0].removesuffix("@") if start else ""
-        rests = [name[len(before) :] for name in names]
-        shared = _prefix([rest[::-1] for rest in rests])[::-1]
-        end = re.search(f"[{marks}].*", shared) if len(names) > 1 else None
-        after = end[0] if end else ""
-        left = [rest[: len(rest) - len(after)] for rest in rests]
-        if len({*left}) == len({*names}) and all(left) and max(map(len, left)) <= LONGEST_SHORT:
-            return before, after
-    return None
-
-
-def _prefix(texts: Sequence[str]) -> str:
-    return "".join(same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*texts, strict=False)))
 
 
 GROUND, INK, GRID = "#ffffff", "#1b1f24", "#dfe3e8"
@@ -74,6 +59,8 @@ def mark(index: int) -> tuple[str, str]:
     return COLOURS[index % len(COLOURS)], SYMBOLS[(index + index // len(COLOURS)) % len(SYMBOLS)]
 
 
+#: A logarithmic axis: few ticks, as powers of ten.
+LOG: dict[str, Any] = {"type": "log", "exponentformat": "power", "nticks": 6}
 _AXIS: dict[str, Any] = {
     "gridcolor": GRID,
     "linecolor": GRID,
@@ -126,7 +113,7 @@ class Panel:
         x, y: plotly's settings of the axes.
         height, width: pixels, of the highest and the widest panel of a row and a column; widths grow with the page.
         bar: whether a colour bar stands beside it.
-        lines: across the panel: `{"y": 1.0}` or `{"x": 20}`, `{"x0": 10, "x1": 20}` is shaded; with a plotly `line`.
+        lines: across the panel: `{"y": 1.0}` or `{"x": 20}`; with a plotly `line`.
     """
 
     traces: Sequence[dict[str, Any]]
@@ -186,8 +173,7 @@ def draw(
     figure.update_annotations(font_size=13, yshift=3)
     for number, panel in enumerate(panels):
         _add_panel(figure, panel, *divmod(number, columns), share_y, down)
-    said = _shorten_labels(figure)
-    legend = _tidy_legend(figure)
+    said, legend = _shorten(figure), _legend_height(figure)
     figure.update_layout(
         template=TEMPLATE,
         height=int(first + down + below + legend + 10),
@@ -228,11 +214,8 @@ def _add_panel(figure: Any, panel: Panel, row: int, column: int, share_y: bool, 
         style = {"line": line.get("line", {"dash": "dash", "color": "#808080", "width": 1.5})}
         if "y" in line:
             figure.add_hline(line["y"], **at, **style)
-        elif "x" in line:
-            figure.add_vline(line["x"], **at, **style)
         else:
-            grey = {"fillcolor": "rgba(128,128,128,0.18)", "line_width": 0, "layer": "below"}
-            figure.add_vrect(line["x0"], line["x1"], **at, **grey)
+            figure.add_vline(line["x"], **at, **style)
 
 
 def _labels(traces: Sequence[Any], letter: str) -> tuple[list[str], int]:
@@ -250,8 +233,8 @@ def _below(panel: Panel, width: float) -> float:
     return BELOW + (0.7 * CHARACTER * min(longest, LONGEST_LABEL) if turned else 0.0)
 
 
-def _shorten_labels(figure: Any) -> str:
-    """Gives the labels of an axis that are too long short names, and returns what these mean."""
+def _shorten(figure: Any) -> str:
+    """Gives long labels of an axis, and long entries of the legend, short names, and returns what these mean."""
     said: dict[str, None] = {}
     for letter in "xy":
         for axis in figure.select_xaxes() if letter == "x" else figure.select_yaxes():
@@ -261,27 +244,25 @@ def _shorten_labels(figure: Any) -> str:
             if longest > LONGEST_LABEL and len(labels) <= 40:
                 short = short_names(labels)
                 axis.update(tickmode="array", tickvals=labels, ticktext=list(short.values()))
-                said[means({label.replace("<br>", ", "): text for label, text in short.items()})] = None
+                said[_means({label.replace("<br>", ", "): text for label, text in short.items()})] = None
+    entries = [trace for trace in figure.data if trace.showlegend]
+    if len(entries) > 1 and max(len(trace.name) for trace in entries) > LONGEST_LABEL:
+        short = short_names([trace.name for trace in entries])
+        said[_means(short)] = None
+        for trace in entries:
+            trace.name = short[trace.name]
     return " ".join(said)
 
 
-def _tidy_legend(figure: Any) -> int:
-    """Takes what all entries of the legend begin with out of them; returns the legend's height in pixels."""
-    entries = [trace for trace in figure.data if trace.showlegend]
-    names = [trace.name for trace in entries]
+def _legend_height(figure: Any) -> int:
+    """Returns the legend's height in pixels; one of a single entry is not shown."""
+    names = [trace.name for trace in figure.data if trace.showlegend]
     if len(names) < 2:
         figure.update_layout(showlegend=False)
         return 0
-    lines, common = 1, in_common(names) if max(map(len, names)) > LONGEST_LABEL else None
-    if common is not None and common[0]:
-        for trace in entries:
-            trace.name = trace.name[len(common[0]) : len(trace.name) - len(common[1])]
-        figure.update_layout(legend_title={"text": f"{common[0]}…{common[1]}", "side": "top"})
-        lines, names = 2, [trace.name for trace in entries]
     # Plotly gives all entries of a legend in columns the width of the longest.
     each = max(map(len, names)) * CHARACTER + SYMBOL
-    lines += math.ceil(len(names) / max(1, int((NARROW - BESIDE) / each))) - 1
-    return LINE * lines + 16
+    return LINE * math.ceil(len(names) / max(1, int((NARROW - BESIDE) / each))) + 16
 
 
 def wrapped(text: str, width: float) -> str:
@@ -307,42 +288,21 @@ def titled(figure: Any, title: str, subtitle: str = "") -> Any:
         title={"text": escape(title, quote=False), "subtitle": small, "font": {"size": 16}, **place},
         height=(layout.height or HEIGHT) + height,
         margin={"t": (100 if margin is None else margin) + height},
-        meta=_meta(figure) | {TITLE_HEIGHT_KEY: height, SUBTITLE_KEY: subtitle},
+        meta=dict(layout.meta or {}) | {TITLE_HEIGHT_KEY: height, SUBTITLE_KEY: subtitle},
     )
 
 
 def untitled(figure: Any) -> Any:
     """Returns a copy of the figure without the title and the height that `titled` added."""
-    copy, meta = type(figure)(figure), _meta(figure)
+    copy, meta = type(figure)(figure), dict(figure.layout.meta or {})
     if TITLE_HEIGHT_KEY not in meta:
         return copy
     height = meta.pop(TITLE_HEIGHT_KEY)
-    meta.pop(SUBTITLE_KEY, None)
-    copy.layout.title, copy.layout.meta = None, meta or None
+    del meta[SUBTITLE_KEY]
+    copy.layout.title, copy.layout.meta = None, meta
     return copy.update_layout(height=copy.layout.height - height, margin={"t": copy.layout.margin.t - height})
 
 
 def least_width(figure: Any) -> int:
     """Returns the pixels below which a figure cannot be read: a narrower page scrolls it sideways."""
-    return int(_meta(figure).get(LEAST_KEY, NARROWEST))
-
-
-def _meta(figure: Any) -> dict[str, Any]:
-    meta = figure.layout.meta
-    return dict(meta) if isinstance(meta, Mapping) else {}
-
-
-def log_axis(smallest: float, largest: float) -> dict[str, Any]:
-    """Returns a logarithmic axis with few ticks: powers of ten, or, below two decades, multiples of these."""
-    powers = math.log10(largest / smallest)
-    if not math.isfinite(powers):
-        return {"type": "log"}
-    if powers >= 2:
-        # The font is smaller, because plotly enlarges powers by a quarter.
-        ticks = {"exponentformat": "power", "tickfont": {"size": 10}}
-        return {"type": "log", **ticks, "dtick": max(1, round(powers / 4))}
-    digits = (1, 2, 5) if powers > 0.6 else range(1, 10)
-    decades = range(math.floor(math.log10(smallest)), math.ceil(math.log10(largest)) + 1)
-    values = [digit * 10.0**decade for decade in decades for digit in digits]
-    text = [f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in values]
-    return {"type": "log", "tickmode": "array", "tickvals": values, "ticktext": text}
+    return int((figure.layout.meta or {}).get(LEAST_KEY, NARROWEST))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from circuits.figures.layout import COLOURS, SEQUENTIAL, Panel, log_axis, mark
+from circuits.figures.layout import COLOURS, LOG, SEQUENTIAL, Panel, mark
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,19 +86,9 @@ def curve(
     axes = {letter: {"title": {"text": text}} for letter, text in (("x", x), ("y", y))}
     for letter, log in (("x", log_x), ("y", log_y)):
         if log:
-            axes[letter] |= log_axis(*_positive(series, letter))
+            axes[letter] |= LOG
         axes[letter] |= panel.pop(f"{letter}_axis", {})
     return Panel(traces, title, axes["x"], axes["y"], **panel)
-
-
-def _positive(series: Mapping[str, Series], letter: str) -> tuple[float, float]:
-    """Returns the smallest and the largest number above 0 along an axis."""
-    import numpy as np
-
-    columns = [column for one in series.values() for column in ((one.x,) if letter == "x" else one[1:4])]
-    values = np.concatenate([np.asarray(each, dtype=float) for each in columns if each is not None])
-    values = values[np.isfinite(values) & (values > 0)]
-    return (float(values.min()), float(values.max())) if len(values) else (1.0, 1.0)
 
 
 def points(
@@ -115,28 +105,16 @@ def points(
         _mark(name, one, index, x, size=9) | {"offsetgroup": name, "cliponaxis": False}
         for index, (name, one) in enumerate(series.items())
     ]
-    down = {"title": {"text": y}} | (log_axis(*_positive(series, "y")) if log_y else {})
+    down = {"title": {"text": y}} | (LOG if log_y else {})
     return Panel(traces, title, {"type": "category", "title": {"text": x}}, down, **panel)
 
 
 def scatter(
-    series: Mapping[str, Series],
-    title: str = "",
-    *,
-    x: str = "",
-    y: str = "",
-    square: bool = False,
-    **panel: Any,
+    series: Mapping[str, Series], title: str = "", *, x: str = "", y: str = "", **panel: Any
 ) -> Panel:
-    """Returns a mark per point; with `square` both axes have one scale."""
-    same = {"scaleanchor": "x", "constrain": "domain"} if square else {}
-    axes = {"title": {"text": x}}, {"title": {"text": y}, **same, **panel.pop("y_axis", {})}
-    return Panel(
-        [_mark(name, one, index, x) for index, (name, one) in enumerate(series.items())],
-        title,
-        *axes,
-        **panel,
-    )
+    """Returns a mark per point."""
+    traces = [_mark(name, one, index, x) for index, (name, one) in enumerate(series.items())]
+    return Panel(traces, title, {"title": {"text": x}}, {"title": {"text": y}}, **panel)
 
 
 def _mark(name: str, one: Series, index: int, across: str, size: int = 8) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.figures.layout import draw, mark, spelled
-from circuits.figures.panels import Series, bars, curve, heat, interval, of_rows, points, scatter, spectrum
+from circuits.figures.panels import Series, bars, curve, heat, of_rows, points, scatter, spectrum
 
 KINDS = ("auto", "points", "heatmap")
 GREY = {"dash": "dash", "color": "#808080", "width": 1.5}
 #: How the controls of a probe are drawn.
 CONTROLS = {
-    "shuffled": ("dot", "x-thin-open", "Dotted, or crosses: targets exchanged between examples."),
-    "untrained": ("dash", "circle-open", "Dashed, or open circles: an untrained model."),
+    "shuffled": ("dot", "Dotted: targets exchanged between examples."),
+    "untrained": ("dash", "Dashed: an untrained model."),
 }
 #: Panels side by side.
 ABREAST = 3
@@ -34,7 +34,8 @@ def sweep_figure(
     Args:
         words: by position, its name (default: its number).
     """
-    _check_choice("kind", kind, KINDS)
+    if kind not in KINDS:
+        raise CircuitsError(f"plot: kind={kind!r}; choose from {', '.join(map(repr, KINDS))}")
     axes = _axes(frame)
     if kind == "heatmap" and axes is None:
         raise CircuitsError(
@@ -44,11 +45,6 @@ def sweep_figure(
     if kind != "points" and axes is not None:
         return _sweep_maps(frame, metrics, axes, words)
     return _sweep_points(frame, metrics)
-
-
-def _check_choice(name: str, given: str, choices: Iterable[str]) -> None:
-    if given not in choices:
-        raise CircuitsError(f"plot: {name}={given!r}; choose from {', '.join(map(repr, choices))}")
 
 
 def _axes(frame: pd.DataFrame) -> tuple[list[str], str] | None:
@@ -121,37 +117,37 @@ def _sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
     return draw(panels, "Metrics under each edit", subtitle + more, scattermode="group", scattergap=0.5)
 
 
-#: What the columns of scores say of a head, as a figure names them.
-SCORES = {
-    "score": "Share of attention on the template's keys",
-    "effect": "Share of attention on the template's keys, less chance",
-    "corrected": "Score corrected for chance: 0 uniform attention, 1 all of it on the template's keys",
-    "bits": "How much the template says about the attention of each head, in bits",
-    "chance": "Share that uniform attention would put on the template's keys",
-}
+#: Columns whose colours have their middle at 0.
+SIGNED = ("effect", "corrected")
 
 
-def scores_figure(frame: pd.DataFrame, templates: Sequence[str], column: str) -> Any:
-    """Draws a heatmap over layers and heads for each template."""
-    _check_choice("column", column, SCORES)
-    signed = column in ("effect", "corrected")
-    panels = [
-        heat(by_head(frame[frame["template"] == template], column), template, unit=column, signed=signed)
-        for template in templates
+def heads_figure(
+    maps: Mapping[str, pd.DataFrame],
+    column: str,
+    title: str,
+    subtitle: str = "",
+    *,
+    text: Any = None,
+    units: Mapping[str, str] | None = None,
+) -> Any:
+    """Draws numbers of heads as heatmaps by name, layers down and heads across; each has colours of its own.
+
+    Args:
+        column: what the numbers are.
+        text: in the cells (default: the numbers).
+        units: by name, what the colours mean (default: the column).
+    """
+    drawn = [
+        heat(
+            grid,
+            name,
+            unit=column if units is None else units[name],
+            signed=column in SIGNED or bool((grid < 0).any(axis=None)),
+            text=text,
+        )
+        for name, grid in maps.items()
     ]
-    subtitle = f"{SCORES[column]}; each panel has colours of its own."
-    return draw(panels, "Attention heads against templates", subtitle, columns=min(ABREAST, len(panels)))
-
-
-def classes_figure(frame: pd.DataFrame, rule: str) -> Any:
-    """Draws each head's class as text and its corrected score as colour; `rule` states how heads were classified."""
-    scored = frame if "corrected" in frame else frame.assign(corrected=float("nan"))
-    text = by_head(frame, "class")
-    return draw(
-        [heat(by_head(scored, "corrected"), unit="corrected score", signed=True, text=text)],
-        "What each head attends to",
-        rule,
-    )
+    return draw(drawn, title, subtitle, columns=min(ABREAST, len(drawn)))
 
 
 def by_head(frame: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -214,36 +210,26 @@ def probe_figure(frame: pd.DataFrame, by: str | None = None) -> Any:
     """Draws a row of panels per target, with one panel per metric.
 
     A line per site, head and split, as far as they differ, and per value of the column `by`; controls are
-    dotted (shuffled) and dashed (untrained). Where each line is of one layer, all are points.
+    dotted (shuffled) and dashed (untrained).
     """
     layers = ["–" if pd.isna(at) else str(at) for at in frame["layer"]]
     frame = frame.assign(line=_line_names(frame, by), layer=layers)
-    single = frame.groupby("line")["layer"].nunique().max() == 1
     looks = {name: look for look, name in enumerate(dict.fromkeys(frame["line"]))}
     panels = []
     for (target, metric), part in frame.groupby(["target", "metric"], sort=False):
         series: dict[str, Series] = {}
         for name, rows in part.groupby("line", sort=False):
             series[str(name)] = of_rows(rows, "layer", look=looks[name])
-            for control, (dash, symbol, _) in CONTROLS.items():
-                if rows[control].isna().all():
-                    continue
-                style: dict[str, Any] = {"marker": {"symbol": symbol, "size": 12}}
-                if not single:
-                    style = {"line": {"dash": dash, "width": 1.5}, "marker": {"size": 4}}
-                series[f"{name}, {control}"] = Series(
-                    rows["layer"].tolist(),
-                    rows[control].tolist(),
-                    style=style | {"showlegend": False},
-                    look=looks[name],
-                )
-        kind: Any = points if single else curve
-        panels.append(kind(series, f"{target}: {metric}", x="layer", y=str(metric), width=180))
+            for control, (dash, _) in CONTROLS.items():
+                style = {"line": {"dash": dash, "width": 1.5}, "marker": {"size": 4}, "showlegend": False}
+                if rows[control].notna().any():
+                    values = rows["layer"].tolist(), rows[control].tolist()
+                    series[f"{name}, {control}"] = Series(*values, style=style, look=looks[name])
+        panels.append(curve(series, f"{target}: {metric}", x="layer", y=str(metric), width=180))
     subtitle = "On held-out examples, with 95% intervals. "
-    subtitle += " ".join(said for name, (_, _, said) in CONTROLS.items() if frame[name].notna().any())
+    subtitle += " ".join(said for name, (_, said) in CONTROLS.items() if frame[name].notna().any())
     columns = int(frame.groupby("target")["metric"].nunique().max())
-    mode = "group" if single else "overlay"
-    return draw(panels, "Linear probes", subtitle, columns=columns, scattermode=mode)
+    return draw(panels, "Linear probes", subtitle, columns=columns)
 
 
 def _line_names(frame: pd.DataFrame, by: str | None) -> list[str]:
@@ -259,22 +245,19 @@ def _line_names(frame: pd.DataFrame, by: str | None) -> list[str]:
     ]
 
 
-def screening_figure(frame: pd.DataFrame, correlation: pd.DataFrame, metrics: Sequence[str]) -> Any:
+def screening_figure(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
     """Draws a panel per metric: exact effect against estimate of the measured rows, and the identity line."""
-    by_metric = correlation.set_index("metric")
     panels = []
     for metric in metrics:
         rows = frame[(frame["metric"] == metric) & frame["effect"].notna()]
         both = rows[["estimate", "effect"]]
         ends = [float(both.min().min()), float(both.max().max())]
         hover = [f"{n}<br>effect {e:.4g}" for n, e in zip(rows["variant"], rows["effect"], strict=True)]
-        measured = of_rows(rows, "estimate", "effect", hover=hover, look=0)
-        row = by_metric.loc[metric]
-        title = f"{metric}: Spearman {row['spearman']:.2f} over {row['n']:.0f} of {row['of']:.0f}"
-        axes: dict[str, Any] = {"x": f"estimated effect on {metric}", "y": "exact effect"}
         diagonal = {"mode": "lines", "line": GREY, "hoverinfo": "skip", "showlegend": False}
-        series = {"equal": Series(ends, ends, style=diagonal), "measured": measured}
-        panels.append(scatter(series, title, height=320, width=300, **axes))
+        series = {"equal": Series(ends, ends, style=diagonal)}
+        series["measured"] = of_rows(rows, "estimate", "effect", hover=hover, look=0)
+        axes: dict[str, Any] = {"x": f"estimated effect on {metric}", "y": "exact effect"}
+        panels.append(scatter(series, metric, height=320, width=300, **axes))
     subtitle = (
         "A point per patch that was measured, with 95% intervals over examples; dashed: where both agree."
     )
@@ -299,30 +282,23 @@ def shares_figure(layers: pd.DataFrame, components: pd.DataFrame, metric: str) -
 
 
 def faithfulness_figure(frame: pd.DataFrame, metric: str) -> Any:
-    """Draws a row per circuit: its faithfulness with the interval, and the range of random circuits of its size.
+    """Draws the faithfulness of each circuit with its interval, beside mean and range of random circuits of its size.
 
     Args:
         frame: the rows of one metric.
     """
-    drawn, names = frame[frame["random_low"].notna()], frame["circuit"].tolist()
-    # Broken by gaps: one trace, and one entry of the legend.
-    ends = zip(drawn["random_low"], drawn["random_high"], strict=True)
-    spans = [end for low, high in ends for end in (low, high, None)]
-    grey = {"mode": "lines", "line": {"color": "#a0a6ad", "width": 7}, "hoverinfo": "skip"}
-    kept = of_rows(frame, "circuit", "faithfulness")
-    bounds = {} if kept.low is None else {"error_x": interval(kept.y, kept.low, kept.high)}
-    series = {
-        "random circuits of its size": Series(spans, drawn["circuit"].repeat(3).tolist(), style=grey),
-        "the circuit": Series(kept.y, names, style=bounds, look=0),
+    drawn = frame[frame["random_low"].notna()]
+    names, ends = drawn["circuit"].tolist(), ("random_mean", "random_low", "random_high")
+    series = {"the circuit": of_rows(frame, "circuit", "faithfulness")}
+    series |= {
+        "random circuits of its size, and their range": Series(names, *(drawn[end].tolist() for end in ends))
     }
-    # A category per row, the first one on top.
-    order = {"type": "category", "categoryorder": "array", "categoryarray": names[::-1]}
-    order |= {"range": [-0.6, len(names) - 0.4]}
-    height = 40 + 26 * len(names)
     return draw(
-        [scatter(series, x="faithfulness", height=height, lines=[{"x": 1}], y_axis=order)],
+        [points(series, y="faithfulness", lines=[{"y": 1}])],
         f"Faithfulness: {metric}",
         "0: as the source run, 1 (dashed): as the whole model, with 95% intervals over examples.",
+        scattermode="group",
+        scattergap=0.5,
     )
 
 
@@ -344,10 +320,3 @@ def spectrum_map(share: Tensor, axes: Sequence[str], sizes: Sequence[int], title
     shares, unit = 100 * share.cpu().numpy(), "share of variance (%)"
     panel = heat(shares, unit=unit, down=next(names), across=next(names), numbers=False, row=12)
     return draw([panel], title or "Spectrum", "Products of waves of two coordinates; all features together.")
-
-
-def cosines_figure(coefficients: Tensor, period: int, keys: Iterable[int]) -> Any:
-    """Draws the coefficient of each frequency [frequency from 0] as bars; `keys` are marked."""
-    values, x, y = coefficients.tolist()[1:], f"frequency (cycles per {period})", "coefficient (logits)"
-    panel = spectrum(list(range(1, len(values) + 1)), values, list(keys), x=x, y=y)
-    return draw([panel], "Logits as cosines of the difference from the answer")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.harmonics import cos_sin, products
-from circuits.tensors import as_dense_tensor
+from circuits.tensors import as_dense_tensor, parse_numbers
 from circuits.validate import by_text, is_whole, parse_inputs
 
 
@@ -54,22 +54,16 @@ def inverse(coefficients: Any, axes: int | Sequence[int] = 0) -> Float[Tensor, "
 
 def parse_values(x: Any) -> Tensor:
     """Returns the numbers as a float64 tensor on their device, with gradients; refuses values that are not finite."""
-    try:
-        values = torch.as_tensor(as_dense_tensor(x, "fourier"))
-    except (TypeError, ValueError, RuntimeError):
-        raise CircuitsError(
-            f"fourier: a spectrum needs numbers along an axis; got {type(x).__name__} without them"
-        ) from None
+    values = parse_numbers(x, "fourier")
     if values.is_complex():
         raise CircuitsError(
             "fourier: a spectrum needs real numbers; got complex ones: choose their real, imag or abs"
         )
     values = values.double()
     not_finite = int((~values.isfinite()).sum())
-    if not_finite or values.ndim == 0 or values.numel() == 0:
-        problem = (
-            f"{not_finite} infinite or NaN" if not_finite else "no axis" if values.ndim == 0 else "no entries"
-        )
+    if not_finite or not values.ndim or not values.numel():
+        empty = "no entries" if values.ndim else "no axis"
+        problem = f"{not_finite} infinite or NaN" if not_finite else empty
         raise CircuitsError(
             f"fourier: a spectrum needs finite numbers along an axis; {list(values.shape)} has {problem}"
         )
@@ -121,12 +115,7 @@ class Grid:
         object.__setattr__(self, "axes", axes)
 
     @classmethod
-    def of_inputs(
-        cls,
-        tokens: Any,
-        coords: Mapping[str, int],
-        values: int | Sequence[Sequence[int]],
-    ) -> Grid:
+    def of_inputs(cls, tokens: Any, coords: Mapping[str, int], values: int | Sequence[Sequence[int]]) -> Grid:
         """Returns the grid of examples whose coordinates are the token ids at some positions.
 
         Args:

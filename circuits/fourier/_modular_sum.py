@@ -13,7 +13,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.results import cosines_figure
+from circuits.figures.layout import draw
+from circuits.figures.panels import spectrum
 from circuits.harmonics import cos_sin, products
 from circuits.tensors import parse_numbers
 from circuits.validate import is_whole
@@ -52,7 +53,10 @@ class CosineFit:
 
     def plot(self, keys: Iterable[int] = ()) -> Any:
         """Returns a plotly figure of the coefficient of each frequency, as bars; `keys` are marked."""
-        return cosines_figure(self.coefficients, len(self.by_difference), keys)
+        values = self.coefficients.tolist()[1:]
+        unit = f"frequency (cycles per {len(self.by_difference)})"
+        panel = spectrum(range(1, len(values) + 1), values, list(keys), x=unit, y="coefficient (logits)")
+        return draw([panel], "Logits as cosines of the difference from the answer")
 
     def fitted(self, keys: Iterable[int]) -> Float[Tensor, "input class"]:
         """Returns the fit by the mean and the cosines of some frequencies."""

@@ -51,13 +51,8 @@ class Bands:
 
     def total(self) -> Bands:
         """Returns the bands of all features together."""
-        bands, variance = len(self.labels), self.variance
-        return replace(
-            self,
-            power=self.power.reshape(bands, -1).sum(1),
-            constant=self.constant.sum(),
-            variance=variance.sum(),
-        )
+        power = self.power.reshape(len(self.labels), -1).sum(1)
+        return replace(self, power=power, constant=self.constant.sum(), variance=self.variance.sum())
 
     def plot(self, keys: Iterable[Label] = (), *, title: str | None = None) -> Any:
         """Returns a plotly figure with a bar for each frequency's share; `keys` (key frequencies) are marked."""
@@ -136,35 +131,22 @@ class Spectrum:
         """
         total = self.total()
         k = np.indices(tuple(total.power.shape)).reshape(len(self.grid.axes), -1)
-        power = total.power.flatten().cpu().numpy()
-        columns: dict[str, Any] = {name: k[index] for index, name in enumerate(self.grid.axes)}
-        return pd.DataFrame(
-            {
-                **columns,
-                "power": power,
-                "share": total.share.flatten().cpu().numpy(),
-                "norm": np.sqrt(power * self.grid.cells),
-            }
-        )
+        power, share = (x.flatten().cpu().numpy() for x in (total.power, total.share))
+        columns = dict(zip(self.grid.axes, k, strict=True))
+        return pd.DataFrame(columns).assign(power=power, share=share, norm=np.sqrt(power * self.grid.cells))
 
-    def plot(self, keys: Iterable[Label] = (), *, by: str | None = None, title: str | None = None) -> Any:
-        """Returns a plotly figure of the share of each frequency: bars for one coordinate, a heatmap for two.
+    def plot(self, keys: Iterable[Label] = (), *, title: str | None = None) -> Any:
+        """Returns a plotly figure of the share of each frequency: a heatmap for two coordinates, else bars by block.
 
         Args:
             keys: frequencies to mark, such as those of `key_frequencies`; two coordinates then get bars, too.
-            by: the bars, "block", "component" or a coordinate, see `bands`.
         """
-        keys, axes = list(keys), len(self.grid.axes)
-        if by is None and not keys and axes == 2:
+        keys = list(keys)
+        if not keys and len(self.grid.axes) == 2:
             return spectrum_map(self.total().share, list(self.grid.axes), self.grid.sizes, title)
-        if by is None and not keys and axes > 2:
-            raise CircuitsError(
-                f"plot: a spectrum over 1 or 2 coordinates can be drawn; this has {axes}; choose bars with by="
-            )
-        sizes = set(self.grid.sizes)
+        sizes, bands = {*self.grid.sizes}, self.bands().total()
         unit = f"frequency (cycles per {sizes.pop()})" if len(sizes) == 1 else "frequency"
-        bands = self.bands(by or "block")
-        return spectrum_bars(bands.labels, bands.total().share, keys, unit, title)
+        return spectrum_bars(bands.labels, bands.share, keys, unit, title)
 
 
 def spectrum(x: Any, grid: Any = None, axis: int = 0) -> Spectrum:
@@ -417,16 +399,9 @@ class Clusters:
     @property
     def frame(self) -> pd.DataFrame:
         """Returns a row per neuron: `neuron`, its first `frequency` (None if it does not vary), `share`, `assigned`."""
-        return pd.DataFrame(
-            {
-                "neuron": range(len(self.best)),
-                "frequency": pd.Series(
-                    [None if at < 0 else self.labels[at] for at in self.best.tolist()], dtype=object
-                ),
-                "share": self.share.tolist(),
-                "assigned": (self.assigned >= 0).tolist(),
-            }
-        )
+        first = [None if at < 0 else self.labels[at] for at in self.best.tolist()]
+        frame = pd.DataFrame({"neuron": range(len(first)), "frequency": pd.Series(first, dtype=object)})
+        return frame.assign(share=self.share.tolist(), assigned=(self.assigned >= 0).tolist())
 
 
 def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD, by: str = "block") -> Clusters:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +25,15 @@ def units(dtype: torch.dtype, bridged: bool) -> float:
     """Returns the largest difference, relative to the terms of a sum, that counts as rounding."""
     # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
     return _UNITS * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps if bridged else 0.0)
+
+
+def _weights(surface: HookedModel, path: str) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the weight and the bias of a norm, as far as it has them."""
+    # The state_dict is used, because some classes hold an untrained bias in a buffer, as bridges do processed weights.
+    known = surface.model.state_dict()
+    return known.get(f"{path}.w", known.get(f"{path}.weight")), known.get(
+        f"{path}.b", known.get(f"{path}.bias")
+    )
 
 
 @dataclass(frozen=True)
@@ -69,13 +77,7 @@ class Norm:
     @classmethod
     def at(cls, surface: HookedModel, path: str, x: Tensor) -> Norm:
         """Returns the norm at `path`: the kind that makes of `x` what the module makes itself."""
-        module: Any = surface.model.get_submodule(path)
-        gain, shift = (
-            next(
-                (value.detach() for name in names if (value := getattr(module, name, None)) is not None), None
-            )
-            for names in (("w", "weight"), ("b", "bias"))
-        )
+        module, (gain, shift) = surface.model.get_submodule(path), _weights(surface, path)
         with torch.no_grad():
             output: Tensor = module(x)
 
@@ -138,19 +140,24 @@ class ReadOut:
             )
 
     @classmethod
+    def final(cls, surface: HookedModel, stream: Tensor, output: Tensor) -> ReadOut:
+        """Builds the read-out of the last residual stream."""
+        return cls.of(
+            surface, stream, output, surface.stream_norm("resid_post", surface.n_layers - 1) or "ln_final"
+        )
+
+    @classmethod
     def of(cls, surface: HookedModel, stream: Tensor, output: Tensor, norm: str) -> ReadOut:
         """Builds the read-out with the kind of norm that reproduces the model's output best.
 
         Args:
             norm: the path of the norm whose weight and bias it has; "": none.
         """
-        # The state_dict is used, because some classes hold an untrained bias in a buffer.
         weights = surface.model.state_dict()
         weight = weights.get("unembed.W_U")
         weight = weights["unembed.weight"].T.clone() if weight is None else weight.clone()
         bias = weights.get("unembed.b_U", weights.get("unembed.bias", weight.new_zeros(weight.shape[1])))
-        gain = weights.get(f"{norm}.w", weights.get(f"{norm}.weight"))
-        shift = weights.get(f"{norm}.b", weights.get(f"{norm}.bias"))
+        gain, shift = _weights(surface, norm)
         constant = bias.clone() if shift is None else bias + shift @ weight
         cap = float(getattr(surface.model.cfg, "output_logits_soft_cap", None) or 0)
         kinds = [
@@ -213,8 +220,6 @@ class _Stream:
             raise CircuitsError(
                 "lens: under torch.autocast the parts are rounded and do not sum to the stream; call it outside"
             )
-        # Buffers too: processed weights of a bridge are partly held in them.
-        self.weights = surface.model.state_dict()
         self.projections = Projections.of(surface)
         self.shape = seen["embed"].shape
         self.parts = {
@@ -244,7 +249,7 @@ class _Stream:
         whole = torch.stack(list(self.parts.values())).sum(0)
         stream = whole if layer is None else self.seen[Site(site, layer)]
         self.attribute_remainder(stream)
-        norm, *_ = Norm.kinds(self.surface, self.weights[f"{path}.w"], self.weights[f"{path}.b"])
+        norm, *_ = Norm.kinds(self.surface, *_weights(self.surface, path))
         self._pass(norm, self.parts, norm.scale(stream), path, layer)
 
     def add_attention(self, layer: int) -> None:

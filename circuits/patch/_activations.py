@@ -8,7 +8,7 @@ from torch import Tensor
 
 from circuits.circuit._graph import Input, Node, find_input, find_node
 from circuits.circuit._intervention import parse_activation
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, prefixed
 from circuits.interventions.apply import Activations
 from circuits.interventions.base import Replacement
 from circuits.interventions.edits import (
@@ -21,14 +21,7 @@ from circuits.interventions.edits import (
 )
 from circuits.interventions.paths import Path, check_ends
 from circuits.interventions.replacements import FromTensors, FromTokens
-from circuits.model.heads import (
-    Head,
-    HeadSpec,
-    KeyValueGroup,
-    looks_like_heads,
-    names_heads,
-    parse_heads,
-)
+from circuits.model.heads import Head, HeadSpec, KeyValueGroup, looks_like_heads, names_heads, parse_heads
 from circuits.model.inputs import is_encoding, parse_given
 from circuits.model.sites import Site
 from circuits.tensors import Positions, Snapshot, Span
@@ -115,29 +108,22 @@ def path(
     return Path(sender_edit, targets, through)
 
 
-def _receivers(receiver: Any, caller: str) -> tuple[Place | None, ...]:
-    """Reads one receiver, or a list or tuple of them; a tuple of a site and heads is one. None is the output."""
-    several = isinstance(receiver, list | tuple) and not _is_pair(receiver)
-    inputs = several and any(isinstance(one, str) and find_input(one.strip()) for one in receiver)
-    if not several or (names_heads(receiver) and not inputs):
-        return _one_receiver(receiver, caller)
-    if not receiver:
-        raise CircuitsError(f'{caller}: no receivers; name some, or "output"')
-    return tuple(dict.fromkeys(place for one in receiver for place in _one_receiver(one, caller)))
-
-
-def _one_receiver(receiver: Any, caller: str) -> tuple[Place | None, ...]:
-    found = find_input(receiver.strip()) if isinstance(receiver, str) else None
-    if found is not None:
+def _receivers(given: Any, caller: str) -> tuple[Place | None, ...]:
+    """Reads a receiver, a pair of a site and heads, or a list or tuple of several; None is the output."""
+    if isinstance(given, str) and (found := find_input(given.strip())) is not None:
         return (place_of_input(found),)
-    if _is_pair(receiver):
-        return (parse_place(receiver[0], receiver[1], caller),)
-    if isinstance(receiver, Site) or (isinstance(receiver, str) and not looks_like_heads(receiver)):
-        return (parse_place(receiver, None, caller),)
-    try:
-        chosen = parse_heads(receiver)
-    except CircuitsError as error:
-        raise CircuitsError(f"{caller}: {error}") from error
+    if _is_pair(given):
+        return (parse_place(given[0], given[1], caller),)
+    if isinstance(given, list | tuple):
+        inputs = any(isinstance(one, str) and find_input(one.strip()) for one in given)
+        if inputs or not names_heads(given):
+            if not given:
+                raise CircuitsError(f'{caller}: no receivers; name some, or "output"')
+            return tuple(dict.fromkeys(place for one in given for place in _receivers(one, caller)))
+    if isinstance(given, Site) or (isinstance(given, str) and not looks_like_heads(given)):
+        return (parse_place(given, None, caller),)
+    with prefixed(caller):
+        chosen = parse_heads(given)
     # What heads read (q, k and v), and groups (k and v).
     groups = tuple(one for one in chosen.heads or () if isinstance(one, KeyValueGroup))
     if not groups:

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.circuit._graph import Graph, Input, Node
-from circuits.circuit._measurement import check_outside_blocks
 from circuits.errors import CircuitsError, format_value
-from circuits.interventions.base import Replacement
 from circuits.interventions.edits import Edit
 from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION
@@ -24,7 +22,7 @@ from circuits.model.prompts import own_positions
 from circuits.model.sites import Site
 from circuits.patch._activations import place_of_input, place_of_node
 from circuits.patch._gradients import INPUTS, Estimates, Pair, Run, parse_steps
-from circuits.patch._result import ScreenOptions, ScreenResult, ranked
+from circuits.patch._result import ScreenOptions, ScreenResult, parse_options, ranked
 from circuits.sweeps.metrics import PerExample, Row
 from circuits.validate import answers_former_names, is_whole, parse_choice
 
@@ -89,11 +87,10 @@ def edges(
     not hear the heads of its layer. Position embeddings are a sender under "zero" alone: on a source, and in the mean
     over sources, they are what they are on base. Refused inside a block of `intervene` that edits the model.
     """
-    pair = Pair.read(CALLER, model, base, source, metric, batch, how, batch_size=batch_size, of_edges=True)
+    pair = Pair.read(CALLER, model, base, source, metric, batch, how).sized(batch_size, of_edges=True)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
-    options = ScreenOptions.read(CALLER, exact, seed, draws, flips, rank)
-    check_outside_blocks(pair.surface, CALLER)
-    pair.surface.check_paths_proved()
+    options = parse_options(CALLER, exact, seed, draws, flips, rank)
+    pair.outside_blocks().surface.check_paths_proved()
     _check_streams(pair.surface)
     settings: Row = {"method": method, "how": how}
     settings |= {"direction": DIRECTION} if how == "resample" else {}
@@ -105,32 +102,33 @@ def _screened(
     pair: Pair, spans: dict[str, tuple[int, ...]], steps: int | None, options: ScreenOptions, settings: Row
 ) -> ScreenResult:
     """Returns a row for each edge, or for each edge and span, its estimate and the exact effects of the largest."""
-    surface, places = pair.surface, tuple(spans.values())
+    surface, places = pair.surface, [*spans.values(), *([] if spans else [None])]
     # Any two prompts, and so their mean, have the same position embeddings.
     senders = [node for node in Graph.of(surface).nodes if node.site != "pos_embed" or pair.how == "zero"]
     receivers = _receivers(surface, senders)
-    estimate = partial(_estimated, senders=senders, receivers=receivers, steps=steps, spans=places)
+    spanned = tuple(spans.values())
+    estimate = partial(_estimated, senders=senders, receivers=receivers, steps=steps, spans=spanned)
     found = pair.estimated(estimate)
     ends = [(u, v) for group in receivers for v in group.inputs for u in group.senders]
-    rows = [
-        _row(surface, pair.how, *both) | _at(*both, span, surface)
-        for both in ends
-        for span in spans.items() or (None,)
-    ]
+    direction = DIRECTION if pair.how == "resample" else pair.how
+    rows: list[Row] = []
+    for both in ends:
+        sender, receiver = (_label(end, surface) for end in both)
+        row = {"variant": f"{sender} -> {receiver}", "intervention": f"patch.path ({direction})"}
+        row |= {"sender": sender, "receiver": receiver}
+        at_spans = [
+            {"variant": f"{row['variant']} @ {name}", "span": name, "positions": ",".join(map(str, where))}
+            for name, where in spans.items()
+        ]
+        rows += [row | at for at in at_spans or [{}]]
 
     def path(at: int) -> Path:
-        where = places[at % len(places)] if places else None
-        return _path(*ends[at // max(1, len(places))], found[0].replacement, where)
+        (sender, receiver), where = ends[at // len(places)], places[at % len(places)]
+        edit = Edit("patch.path", (place_of_node(sender),), found[0].replacement, where)
+        return Path(edit, (place_of_input(receiver),), None)
 
     settings |= {"spans": {name: list(where) for name, where in spans.items()}} if spans else {}
     return ranked(*found, rows, path, options, settings)
-
-
-def _path(
-    sender: Node, receiver: Input, replacement: Replacement, where: tuple[int, ...] | None = None
-) -> Path:
-    edit = Edit("patch.path", (place_of_node(sender),), replacement, where)
-    return Path(edit, (place_of_input(receiver),), None)
 
 
 def _parse_spans(spans: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
@@ -149,14 +147,6 @@ def _parse_spans(spans: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[i
     return {str(name): tuple(sorted({int(position) for position in where})) for name, where in spans.items()}
 
 
-def _at(sender: Node, receiver: Input, span: tuple[str, tuple[int, ...]] | None, surface: HookedModel) -> Row:
-    """Returns the columns of a row that is about a span."""
-    if span is None:
-        return {}
-    ends = f"{_label(sender, surface)} -> {_label(receiver, surface)}"
-    return {"variant": f"{ends} @ {span[0]}", "span": span[0], "positions": ",".join(map(str, span[1]))}
-
-
 def _receivers(surface: HookedModel, senders: Sequence[Node]) -> list[_Receivers]:
     """Lists what receives edges, in the order of computation."""
     streams = {"resid_post": "resid_post", "mlp_pre": "resid_pre" if surface.parallel else "resid_mid"}
@@ -171,16 +161,6 @@ def _receivers(surface: HookedModel, senders: Sequence[Node]) -> list[_Receivers
     return found
 
 
-def _row(surface: HookedModel, how: str, sender: Node, receiver: Input) -> Row:
-    names = _label(sender, surface), _label(receiver, surface)
-    return {
-        "variant": " -> ".join(names),
-        "intervention": f"patch.path ({DIRECTION if how == 'resample' else how})",
-        "sender": names[0],
-        "receiver": names[1],
-    }
-
-
 def _label(end: Node | Input, surface: HookedModel) -> str:
     """Returns an end's name in tables: of an MLP the site, of a group with the heads that it serves."""
     if end.site in ("mlp_out", "mlp_pre"):
@@ -188,10 +168,6 @@ def _label(end: Node | Input, surface: HookedModel) -> str:
     if isinstance(end, Input) and end.grouped:
         return label_in(KeyValueGroup(end.layer or 0, end.head or 0), surface, end.site)
     return str(end)
-
-
-def _hook(node: Node) -> str:
-    return Site(node.site, node.layer).hook()
 
 
 def _sums(surface: HookedModel) -> list[Site]:
@@ -220,7 +196,7 @@ def _estimated(
     Args:
         steps: runs between base and source whose gradients are averaged; None: the gradient at base.
     """
-    surface, sent = piece.surface, list(dict.fromkeys(map(_hook, senders)))
+    surface, sent = piece.surface, list(dict.fromkeys(sender.hook for sender in senders))
     attention = [Site(site, layer).hook() for layer in range(surface.n_layers) for site in ("z", "attn_out")]
     normed = [site.hook() for site in _sums(surface)[1:] if surface.stream_norm(site.name, site.layer)]
     received = [hook for group in receivers for hook in (group.stream.hook(), group.hook)]
@@ -231,7 +207,7 @@ def _estimated(
     clean = base.output.detach()
     own = own_positions(piece.base.real)
     chosen = [torch.isin(own, torch.tensor(span)) for span in spans]
-    gaps = {hook: piece.change(base.activations[hook], source[hook], hook) for hook in sent}
+    gaps = {hook: piece.change(base.activations[hook], source[hook]) for hook in sent}
     changes = _changes(piece, senders, base, gaps)
     changes_in_each_run = surface.sublayer_norm("attn_out", 0) is not None
     found: Estimates = {}
@@ -259,7 +235,7 @@ def _changes(piece: Pair, senders: Sequence[Node], run: Run, gaps: dict[str, Ten
         gaps: source − base by hook.
     """
     changes: list[Tensor] = []
-    for hook, group in groupby(senders, key=_hook):
+    for hook, group in groupby(senders, key=lambda sender: sender.hook):
         heads = [sender.head for sender in group if sender.head is not None]
         changes += _through_output(run, hook, heads, gaps[hook]) if heads else [gaps[hook]]
     # In memory each example's changes of all senders lie together, as products with gradients read them.
@@ -291,12 +267,7 @@ def _of_single_heads(x: Tensor, heads: Sequence[int]) -> Tensor:
 
 
 def _shifts(
-    piece: Pair,
-    run: Run,
-    changes: Tensor,
-    receivers: _Receivers,
-    gradient: Tensor,
-    spans: Sequence[Tensor],
+    piece: Pair, run: Run, changes: Tensor, receivers: _Receivers, gradient: Tensor, spans: Sequence[Tensor]
 ) -> Tensor:
     """Returns the estimates of one run for receivers of one hook and the senders before them, [edge example], or of
     each edge as many as there are spans.

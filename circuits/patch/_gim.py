@@ -33,33 +33,26 @@ def gim_functions(surface: HookedModel, caller: str) -> list[tuple[str, Function
     ]
     for layer in range(surface.n_layers):
         attention = f"blocks.{layer}.attn"
-        softmax = Softmax()
-        functions += [(f"{attention}.hook_{name}", share(part)) for name, part in SHARES.items()]
-        functions += [
-            (f"{attention}.hook_attn_scores", softmax.keep_scores),
-            (f"{attention}.hook_pattern", softmax.at_temperature),
-        ]
+        functions += [(f"{attention}.hook_{name}", _share(part)) for name, part in SHARES.items()]
+        keep, at_temperature = _softmax()
+        functions += [(f"{attention}.hook_attn_scores", keep), (f"{attention}.hook_pattern", at_temperature)]
     return functions
 
 
-def share(part: float) -> Function:
+def _share(part: float) -> Function:
     """Returns a function that passes an activation on, and that part of its gradient back."""
     return lambda x: with_gradient_of(x, part * x)
 
 
-class Softmax:
-    """The softmax of one layer, whose gradient is taken at another temperature."""
+def _softmax() -> tuple[Function, Function]:
+    """Returns what keeps a layer's scores, and what gives its pattern the gradient at another temperature."""
+    seen: list[Tensor] = []
 
-    def __init__(self) -> None:
-        self.scores: Tensor | None = None
-
-    def keep_scores(self, scores: Tensor) -> None:
-        self.scores = scores
-
-    def at_temperature(self, pattern: Tensor) -> Tensor:
-        assert self.scores is not None
+    def at_temperature(pattern: Tensor) -> Tensor:
         # Times the temperature, as the softmax at temperature T has 1/T of the gradient of that of scores/T.
-        return with_gradient_of(pattern, TEMPERATURE * (self.scores / TEMPERATURE).softmax(-1))
+        return with_gradient_of(pattern, TEMPERATURE * (seen.pop() / TEMPERATURE).softmax(-1))
+
+    return seen.append, at_temperature
 
 
 def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:

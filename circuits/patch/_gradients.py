@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.circuit._measurement import concatenated, parse_pair
+from circuits.circuit._measurement import Examples, concatenated
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
-from circuits.interventions.base import MeanOver, Reference, Replacement
-from circuits.interventions.forward_pass import References
-from circuits.interventions.replacements import FromTokens, Mean, Zero, align_mean, chosen_columns
+from circuits.interventions.base import Replacement
+from circuits.interventions.replacements import FromTokens, Mean, Zero, align_mean
 from circuits.model.contexts import model_block
 from circuits.model.edit_state import assert_weights_unchanged, suspended
 from circuits.model.hooked_model import HookedModel
@@ -26,8 +25,7 @@ from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
 from circuits.patch._gim import gim_functions
-from circuits.sweeps.metrics import BASELINE, Metric, PerExample, in_errors, is_pair, parse_metric_values
-from circuits.tensors import Positions, Snapshot, parse_positions
+from circuits.sweeps.metrics import BASELINE, PerExample, in_errors, is_pair, parse_metric_values
 from circuits.validate import is_whole
 
 #: What the unembedding reads.
@@ -48,45 +46,27 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The inputs of a patch from `source` into `base`, and the metric of its effect."""
+class Pair(Examples):
+    """The examples of a patch whose effects are estimated from gradients.
 
-    caller: str
-    surface: HookedModel
-    base: Prompts
-    source: Prompts | None  # in the layout of base, or a batch of 1; for means any batch, for zeros none
-    metric: Metric
-    how: str = "resample"
-    batch_size: int = 1  # examples in a forward and its backward pass
-    #: Of means over the whole source, which all batches share.
-    means: References | None = field(default=None, compare=False)
-    at: Positions | Snapshot | None = None  # the positions that are patched; None: all
-    gim: bool = False  # whether backward passes are GIM's
+    Attributes:
+        batch_size: examples in a forward and its backward pass.
+        gim: whether backward passes are GIM's.
+    """
 
-    @classmethod
-    def read(
-        cls,
-        caller: str,
-        model: Any,
-        base: Any,
-        source: Any,
-        metric: Any,
-        batch: Any,
-        how: str = "resample",
-        positions: Any = None,
-        batch_size: Any = None,
-        of_edges: bool = False,
-    ) -> Pair:
-        """Reads the arguments of an attribution into base, source and metric, and refuses what does not fit."""
-        surface, prompts, other, measured = parse_pair(caller, model, base, source, metric, batch, how)
-        at = parse_positions(positions, caller)
+    batch_size: int = 1
+    gim: bool = False
+    #: Means over the whole source by hook, which all batches share.
+    _means: dict[str, Tensor] = field(default_factory=dict, compare=False)
+
+    def sized(self, given: Any, of_edges: bool = False) -> Pair:
+        """Returns the pair with as many examples in a forward as are asked for, or fit."""
+        surface = self.surface
         # Changes of the stream by all senders are in float64, in each order that products need.
         changes = 8 * surface.n_layers * (surface.n_heads + 1) * (surface.sizes["d_model"] or 1)
-        kept, layers = changes * of_edges, surface.n_layers
-        size = rows_in_a_forward(surface, prompts.shape[1], batch_size, caller, layers=layers, kept=kept)
-        pair = cls(caller, surface, prompts, other, measured, how, at=at).of_size(size)
-        pair.patched_columns()  # positions that are not there are refused before anything runs
-        return pair
+        kept, layers, length = changes * of_edges, surface.n_layers, self.base.shape[1]
+        size = rows_in_a_forward(surface, length, given, self.caller, layers=layers, kept=kept)
+        return replace(self, batch_size=size)
 
     @property
     def replacement(self) -> Replacement:
@@ -100,11 +80,6 @@ class Pair:
         """The setting of a result that names positions, where the prompts have words."""
         return {} if self.base.words is None else {"words": self.base.labels()}
 
-    def of_size(self, batch_size: int) -> Pair:
-        """Returns the same pair with so many examples in a forward."""
-        means = References(self.surface, batch_size * self.base.shape[1])
-        return replace(self, batch_size=batch_size, means=means)
-
     def estimated(
         self, estimate: Callable[[Pair], tuple[PerExample, Estimates]]
     ) -> tuple[Pair, PerExample, dict[str, np.ndarray]]:
@@ -115,15 +90,12 @@ class Pair:
         """
 
         def of(size: int) -> tuple[Pair, PerExample, dict[str, np.ndarray]]:
-            pair = self.of_size(size)
+            pair, surface = replace(self, batch_size=size), self.surface
             baseline: list[PerExample] = []
             parts: dict[str, list[np.ndarray]] = {}
-            for piece in pair._batches():
-                with (
-                    ready_for_gradients(pair.surface),
-                    assert_weights_unchanged(pair.surface.model, pair.caller),
-                ):
-                    values, found = estimate(piece)
+            for part in pair.parts(size):
+                with ready_for_gradients(surface), assert_weights_unchanged(surface.model, self.caller):
+                    values, found = estimate(part)
                 baseline.append(values)
                 for metric, one in found.items():
                     parts.setdefault(metric, []).append(one.cpu().numpy())
@@ -135,33 +107,12 @@ class Pair:
 
         return within_memory(self.batch_size, of)
 
-    def _batches(self) -> Iterator[Pair]:
-        """Yields pairs of at most `batch_size` examples, in order."""
-        for start in range(0, len(self.base), self.batch_size):
-            rows = slice(start, min(start + self.batch_size, len(self.base)))
-            source, at = self.source, self.at
-            if source is not None and self.how == "resample" and len(source) > 1:
-                source = source[rows]
-            if isinstance(at, Snapshot) and at.tensor.ndim == 2:
-                at = Snapshot(at.tensor[rows])
-            yield replace(self, base=self.base[rows], source=source, metric=self.metric.at(rows), at=at)
-
-    def patched_columns(self) -> Tensor:
-        """Returns which columns of base are patched, bool [batch pos]."""
-        patched = torch.zeros_like(self.base.real)
-        for row, columns in enumerate(chosen_columns(self.at, self.base.real, f"{self.caller}, positions")):
-            patched[row, columns] = True
-        return patched
-
-    def change(self, base: Tensor, source: Tensor, hook: str) -> Tensor:
-        """Returns source − base at a hook, in float64, for every example; 0 at positions that are not patched."""
+    @staticmethod
+    def change(base: Tensor, source: Tensor) -> Tensor:
+        """Returns source − base in float64, for every example."""
         gap = (source.detach() - base.detach()).double()
         # Masked scores are minus infinity in both runs, so their difference is set to 0.
-        gap = gap.masked_fill(source == base, 0.0)
-        if self.at is None:
-            return gap
-        chosen = self.patched_columns().to(base.device)
-        return torch.where(broadcast_mask(chosen, Site(hook).kind.query_axis, gap.ndim), gap, 0.0)
+        return gap.masked_fill(source == base, 0.0)
 
     def in_order(self, estimate: Tensor, hook: str) -> Tensor:
         """Returns an estimate with each example's own tokens first, and zeros behind them."""
@@ -178,10 +129,9 @@ class Pair:
             return dict.fromkeys(hooks, torch.zeros((), device=self.surface.device))
         if self.how == "resample":
             return self.run(self.source, hooks, columns=torch.zeros(1, dtype=torch.long)).activations
-        assert self.means is not None
-        means = {hook: Reference(self.source, hook, Site(hook).kind, MeanOver()) for hook in hooks}
-        self.means.fetch(means.values())
-        return {hook: align_mean(self.means[mean], self.base) for hook, mean in means.items()}
+        if not self._means:
+            self._means.update(self.means(hooks, self.batch_size))
+        return {hook: align_mean(self._means[hook], self.base) for hook in hooks}
 
     def runs_between(
         self, base: Run, source: Mapping[str, Tensor], hooks: Iterable[str], steps: int | None
@@ -250,16 +200,9 @@ class Pair:
             functions.append((UNEMBED, lambda x: x.index_select(1, read)))
         with torch.set_grad_enabled(graph), listening(self.surface, functions):
             output: Tensor = self.surface.call(prompts)
-        if not isinstance(output, Tensor) or not output.is_floating_point():
-            raise CircuitsError(
-                f"{self.caller}: the model's output is {type(output).__name__}, not a tensor of numbers"
-            )
-        never_fired = [hook for hook in recorders if hook not in activations]
-        if never_fired:
-            raise CircuitsError(
-                f"{self.caller}: {never_fired[0]} never fired; this model has it switched off"
-            )
-        return Run(output, activations)
+        if missing := [hook for hook in recorders if hook not in activations]:
+            raise CircuitsError(f"{self.caller}: {missing[0]} never fired; this model has it switched off")
+        return Run(self.checked(output), activations)
 
     def gradients(self, run: Run, clean: Tensor, hooks: Iterable[str]) -> dict[str, dict[str, Tensor]]:
         """Returns gradients by metric and hook: of the metric's sum over examples, at the activation.

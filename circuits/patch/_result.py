@@ -1,10 +1,10 @@
-"""Holds the result of a screening: estimates, exact effects of the top rows, and their rank correlation."""
+"""Holds the result of a screening: estimates of all rows, and exact effects of the top ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from circuits.errors import CircuitsError
 from circuits.figures.results import screening_figure
 from circuits.interventions.base import Intervention
 from circuits.patch._gradients import Pair
-from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio, spearman
+from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio
 from circuits.sweeps.metrics import PerExample, Row, unedited_metrics
 from circuits.sweeps.sweep import run_sweep
 from circuits.sweeps.table import SweepResult, limits, parse_resampling
@@ -39,8 +39,6 @@ class ScreenResult:
             estimated effect, with a bootstrap interval over the `n` examples, `size` the mean of its absolute values
             over them. Where the patch was swept, `value`, `effect` (the exact one) and the following columns are those
             of the sweep, and `effect_size` is the mean of absolute effects; elsewhere they are empty.
-        correlation: one row per metric: `spearman`, the rank correlation of estimate and effect over the `n` rows of
-            `of` that were measured, with a percentile interval over examples. NaN for fewer than 3 rows.
         exact: the sweep of the measured rows.
         settings: method, steps, direction, seed and so on.
         graph: the nodes and edges that the model has.
@@ -48,7 +46,6 @@ class ScreenResult:
     """
 
     frame: pd.DataFrame
-    correlation: pd.DataFrame
     exact: SweepResult
     settings: dict[str, Any]
     graph: Graph
@@ -63,7 +60,7 @@ class ScreenResult:
 
     @property
     def metrics(self) -> list[str]:
-        return list(self.correlation["metric"])
+        return list(dict.fromkeys(self.frame["metric"]))
 
     def top(self, count: int, metric: str | None = None, by: str = "best") -> Circuit:
         """Returns the circuit of the `count` largest rows; as a circuit of `circuit.full`, it is one of this model.
@@ -83,7 +80,7 @@ class ScreenResult:
 
     def above(self, least: int | float, metric: str | None = None, by: str = "best") -> Circuit:
         """Returns the circuit of all rows whose size, as in `top`, is at least `least`."""
-        if isinstance(least, bool) or not isinstance(least, int | float | np.number) or not least >= 0:
+        if isinstance(least, bool) or not least >= 0:
             raise CircuitsError(f"above: {least!r}; give the least size of an effect, from 0")
         rows = self._ranked(metric, by, "above")
         return self._circuit_of(rows[rows["size"] >= least], "above")
@@ -94,7 +91,7 @@ class ScreenResult:
 
     def plot(self, metric: str | None = None) -> Any:
         """Returns a plotly figure with a panel per metric: exact effect against estimate, and the identity line."""
-        return screening_figure(self.frame, self.correlation, chosen_metrics(self.frame, metric))
+        return screening_figure(self.frame, chosen_metrics(self.frame, metric))
 
     def _ranked(self, metric: str | None, by: str, caller: str) -> pd.DataFrame:
         """Returns one metric's rows with a column `size`, the largest first."""
@@ -156,23 +153,22 @@ RANKS = ("mean", "size")
 _KEPT = 0.5
 
 
-@dataclass(frozen=True)
-class ScreenOptions:
-    """The number of rows that are measured exactly, how rows are ranked, and settings of the statistics."""
+class ScreenOptions(NamedTuple):
+    """The number of rows that are measured exactly (None: all), how rows are ranked, and settings of the statistics."""
 
-    exact: int | None  # None: all
-    rank: str  # "mean" or "size"
+    exact: int | None
+    rank: str
     resampling: Resampling
 
-    @classmethod
-    def read(cls, caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any) -> ScreenOptions:
-        parse_choice(rank, RANKS, caller, "rank")
-        every = isinstance(exact, str) and exact == "all"
-        if not every and not is_whole(exact, 1):
-            raise CircuitsError(
-                f'{caller}: exact={exact!r}; give how many top rows to measure, exact=10, or exact="all"'
-            )
-        return cls(None if every else int(exact), rank, parse_resampling(seed, draws, flips, caller))
+
+def parse_options(caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any) -> ScreenOptions:
+    parse_choice(rank, RANKS, caller, "rank")
+    if exact != "all" and not is_whole(exact, 1):
+        raise CircuitsError(
+            f'{caller}: exact={exact!r}; give how many top rows to measure, exact=10, or exact="all"'
+        )
+    resampling = parse_resampling(seed, draws, flips, caller)
+    return ScreenOptions(None if exact == "all" else int(exact), rank, resampling)
 
 
 def ranked(
@@ -209,16 +205,10 @@ def ranked(
         options.resampling,
         batch_size=pair.batch_size,
     )
-    agreement: list[Row] = []
     for metric, table in tables.items():
-        clean, effects = np.split(measured.of(metric), [1], axis=1)
-        row = _rank_agreement(
-            estimates[metric][chosen], unedited[metric][1], effects, clean, options.resampling
-        )
-        agreement.append({"metric": metric, **row, "n": len(chosen), "of": len(table)})
-        table["effect_size"] = table["variant"].map(
-            dict(zip(names, _effect_sizes(effects, clean), strict=True))
-        )
+        clean, edited = np.split(measured.of(metric), [1], axis=1)
+        of_measured = dict(zip(names, _effect_sizes(edited, clean), strict=True))
+        table["effect_size"] = table["variant"].map(of_measured)
     settings = settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.surface.settings
     settings |= vars(options.resampling) | {"n": len(pair.base), "level": LEVEL}
     frame = pd.concat(tables.values()).merge(
@@ -229,7 +219,7 @@ def ranked(
     frame = frame.iloc[np.lexsort(order)].reset_index(drop=True)
     whole = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(whole, "Int64"))
-    return ScreenResult(frame, pd.DataFrame(agreement), exact, settings, Graph.of(pair.surface), tuple(notes))
+    return ScreenResult(frame, exact, settings, Graph.of(pair.surface), tuple(notes))
 
 
 def _estimate_table(
@@ -284,24 +274,3 @@ def _effect_sizes(edited: np.ndarray, clean: np.ndarray) -> np.ndarray:
     changes = np.abs(ratio(*edited) - ratio(*clean))
     entries = np.where(np.isnan(changes), 0.0, clean[1])
     return ratio((np.nan_to_num(changes) * entries).sum(1), entries.sum(1))
-
-
-def _rank_agreement(
-    estimates: np.ndarray, entries: np.ndarray, edited: np.ndarray, clean: np.ndarray, resampling: Resampling
-) -> Row:
-    """Returns Spearman's rank correlation over rows, with an interval over examples.
-
-    Args:
-        estimates: sums [row example], of entries [example].
-        edited: sums and counts [2 row example] of the patched runs.
-        clean: the same of the clean run, [2 1 example].
-    """
-    parts = ((estimates, np.broadcast_to(entries, estimates.shape)), edited, clean)
-    estimate, after, before = (ratio(sums.sum(1), n.sum(1)) for sums, n in parts)
-    correlation = spearman(estimate[None], (after - before)[None])[0]
-    low = high = np.nan
-    if estimates.shape[1] > 1:
-        # One seed gives the same resamples of examples for all three.
-        estimate, after, before = (bootstrap(sums, n, resampling.seed, resampling.draws) for sums, n in parts)
-        (low,), (high,) = interval(spearman(estimate, after - before)[:, None], LEVEL)
-    return {"spearman": float(correlation), "spearman_ci_low": low, "spearman_ci_high": high}

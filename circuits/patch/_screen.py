@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from circuits.circuit._measurement import check_outside_blocks
 from circuits.errors import CircuitsError
 from circuits.interventions.edits import Edit, Place, check_units, parse_place
 from circuits.interventions.replacements import DIRECTION
@@ -19,7 +18,7 @@ from circuits.model.prompts import own_positions
 from circuits.model.sites import UNITS, Site
 from circuits.model.types import MetricLike, SiteLike, TokensLike
 from circuits.patch._gradients import INPUTS, Estimates, Pair, parse_steps
-from circuits.patch._result import ScreenOptions, ScreenResult, ranked
+from circuits.patch._result import ScreenResult, parse_options, ranked
 from circuits.sweeps.metrics import Measurements, PerExample, Row
 from circuits.sweeps.table import SweepResult, parse_resampling, tabulate
 from circuits.tensors import Snapshot
@@ -64,7 +63,6 @@ def screen(
     steps: int = 5,
     exact: int | str = 10,
     rank: str = "mean",
-    positions: Any = None,
     batch_size: int | None = None,
     seed: int = 0,
     draws: int = 1000,
@@ -84,7 +82,6 @@ def screen(
         steps: runs between base and source, of "integrated".
         exact: the number of rows of each metric, the first ones, that are also swept; or "all".
         rank: "mean", by |mean estimate|, or "size", by mean |estimate|: signs that differ cancel in the mean.
-        positions: only these are patched, as in `patch.activations`; by default all.
         batch_size: examples in a forward and its backward pass, and examples × patches where these are measured.
         seed: of the statistics, as in `sweep`; likewise `draws` and `flips`.
 
@@ -92,16 +89,13 @@ def screen(
     minimum of a loss; or the mean of those at `steps` midpoints between the embeddings of base and source (Hanna et al.
     2024, arXiv:2403.17806). Refused inside a block of `intervene` that edits the model.
     """
-    pair = Pair.read(CALLER, model, base, source, metric, batch, positions=positions, batch_size=batch_size)
-    options = ScreenOptions.read(CALLER, exact, seed, draws, flips, rank)
+    pair = Pair.read(CALLER, model, base, source, metric, batch, "resample").sized(batch_size)
+    options = parse_options(CALLER, exact, seed, draws, flips, rank)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     rows = _parse_sites(
         sites, pair.surface, parse_choice(by, ("component", "position", *UNITS.values()), CALLER, "by")
     )
-    check_outside_blocks(pair.surface, CALLER)
-    if pair.at is not None and by == "position":
-        raise CircuitsError(f'{CALLER}: by="position" has a row for each position; leave positions= out')
-    parts, found = _screened(pair, rows, between)
+    parts, found = _screened(pair.outside_blocks(), rows, between)
     settings: Row = {
         "method": method,
         "by": by,
@@ -151,7 +145,7 @@ def attribution(
     """
     caller, direction = "patch.attribution", "source -> base"
     place = parse_place(site, None, caller)
-    pair = Pair.read(caller, model, base, source, metric, batch, batch_size=batch_size)
+    pair = Pair.read(caller, model, base, source, metric, batch, "resample").sized(batch_size)
     resampling, axes = parse_resampling(seed, draws, flips, caller), _parse_axes(by, place.site, caller)
     rows = [_Rows(Site(place.site.name, layer), hook, axes) for layer, hook in pair.surface.at(place.site)]
     parts, (sized, unedited, estimates) = _screened(pair, rows, None)
@@ -256,7 +250,7 @@ def _estimates(
             sums = total.setdefault(metric, {})
             for hook, gradient in gradients.items():
                 sums[hook] = sums.get(hook, 0) + 1 / (steps or 1) * gradient.double()
-    changes = {hook: piece.change(base.activations[hook], source[hook], hook) for hook in hooks}
+    changes = {hook: piece.change(base.activations[hook], source[hook]) for hook in hooks}
     found = {
         metric: {hook: piece.in_order(changes[hook] * gradient, hook) for hook, gradient in by_hook.items()}
         for metric, by_hook in total.items()
@@ -287,7 +281,7 @@ def _patch(pair: Pair, part: _Part) -> Edit:
     place, head = Place(part.site, neurons=units or None), part.head(pair.surface)
     if head is not None:
         place = Place(Site(part.site.name), HeadSpec(str(head), (head,)))
-    positions: Any = pair.at
+    positions: Any = None
     if "position" in part.at:
         positions = (part.at["position"],)
         if pair.base.padded:

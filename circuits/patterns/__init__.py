@@ -17,8 +17,7 @@ chunk, on any model that `circuits` supports, with the edits of open `intervene`
 """
 
 from circuits.patterns._changes import Following, Movement, follow, movement
-from circuits.patterns._mean_maps import Maps, attention
-from circuits.patterns._read import Recorded, record
+from circuits.patterns._read import Maps, Recorded, attention, record
 from circuits.patterns._scores import Classes, Scores, bits, classify, scores
 from circuits.patterns._templates import (
     column,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,14 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
-from circuits.patterns._read import PairedPass
-from circuits.statistics import LEVEL, interval, ratio
+from circuits.model.prompts import Prompts
+from circuits.patterns._read import PatternPass, parse_draws, parse_layers, parse_run
+from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import short_table
 from circuits.tensors import parse_numbers
-from circuits.validate import answers_former_names
+from circuits.validate import answers_former_names, parse_seed
 
 
 @dataclass(frozen=True)
@@ -90,26 +92,25 @@ def movement(
         batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
     """
     caller = "patterns.movement"
-    pairs = PairedPass.parse_pair(caller, model, tokens, other, layers, positions, seed, draws)
-    lengths = pairs.prompts.lengths
-    if int(lengths.min()) < int(lengths.max()) and not pairs.surface.causal:
+    pairs = _Pairs.of(caller, model, tokens, other, layers, positions, seed, draws)
+    lengths = pairs.first.prompts.lengths
+    if int(lengths.min()) < int(lengths.max()) and not pairs.first.surface.causal:
         raise CircuitsError(
             f"{caller}: in bidirectional attention queries of prompts of unequal length see different keys; give "
             "prompts of one length"
         )
-    sums, compared = pairs.zeros(), pairs.compared
-    for rows, query_mask in pairs.chunks(batch_size):
-        before = [pattern for _, pattern, _ in pairs.patterns(rows)]
-        control_mask = compared[rows, None].to(query_mask.device)
-        pairings: tuple[tuple[slice | Tensor, Tensor], ...] = (
-            (rows, query_mask),
-            (pairs.order[rows], control_mask),
-        )
-        for distances, (other_rows, queries) in zip(sums, pairings, strict=True):
-            for at, after, _ in pairs.other.patterns(other_rows):
+    # In the control, the queries that both rows have.
+    compared = pairs.first.selected & pairs.other.prompts.reached[pairs.order]
+    sums = pairs.zeros()
+    for rows, query_mask in pairs.first.chunks(batch_size):
+        before = [pattern for _, pattern, _ in pairs.first.patterns(rows)]
+        of_control = compared[rows, None].to(query_mask.device)
+        partners: tuple[slice | Tensor, ...] = (rows, pairs.order[rows])
+        for distances, others, queries in zip(sums, partners, (query_mask, of_control), strict=True):
+            for at, after, _ in pairs.other.patterns(others):
                 distance = (after - before[at]).abs_().sum(-1) / 2
                 distances[at, :, rows] = (distance * queries.double()).sum(-1).T.cpu().numpy()
-    return Movement(_table(pairs, "distance", *pairs.means(sums, compared)))
+    return Movement(pairs.table("distance", sums, compared))
 
 
 @answers_former_names
@@ -146,81 +147,124 @@ def follow(
     Inside `intervene` the edits are in force.
     """
     caller = "patterns.follow"
-    pairs = PairedPass.parse_pair(caller, model, tokens, other, layers, positions, seed, draws)
-    member, group_before, group_after = _parse_groups(pairs, groups, before, after, caller)
-    count, device = len(pairs.prompts), pairs.surface.device
-    sums = pairs.zeros()
-    for rows, query_mask in pairs.chunks(batch_size):
-        attended_before, attended_after = (
-            [(pattern @ member).argmax(-1) for _, pattern, _ in patterns]
-            for patterns in (pairs.patterns(rows), pairs.other.patterns(rows))
-        )
-        for follow_counts, judged_by in zip(sums, (torch.arange(count), pairs.order), strict=True):
-            here, there = (
-                group[judged_by][rows].to(device)[:, None, None] for group in (group_before, group_after)
-            )
-            for at in range(len(pairs.layers)):
-                follows = (attended_before[at] == here) & (attended_after[at] == there)
-                follow_counts[at, ..., rows] = (follows * query_mask.double()).sum(-1).T.cpu().numpy()
-    return Following(_table(pairs, "share", *pairs.means(sums)))
-
-
-def _parse_groups(
-    pairs: PairedPass, groups: Any, before: Any, after: Any, caller: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns which keys are in which group, [key group], and each pair's group before and after the move."""
-    count, length = pairs.prompts.shape[:2]
-    of_key = _whole(groups, length, "groups", caller)
-    group_before, group_after = (
-        _whole(values, count, name, caller) for values, name in ((before, "before"), (after, "after"))
-    )
-    still = int((group_before == group_after).sum())
-    if still:
+    pairs = _Pairs.of(caller, model, tokens, other, layers, positions, seed, draws)
+    first, device = pairs.first, pairs.first.surface.device
+    count, length = first.prompts.shape[:2]
+    named = (("groups", groups, length), ("before", before, count), ("after", after, count))
+    of_key, was, comes = (_whole(given, size, f"{caller}: {name}") for name, given, size in named)
+    if still := int((was == comes).sum()):
         raise CircuitsError(f"{caller}: in {still} pairs nothing moves: before equals after")
-    absent = {*group_before.tolist(), *group_after.tolist()} - {*of_key.tolist()}
-    if absent:
+    if absent := {*was.tolist(), *comes.tolist()} - {*of_key.tolist()}:
         raise CircuitsError(
             f"{caller}: no position is in group {min(absent)}, which before or after names; groups are "
             f"{', '.join(map(str, sorted({*of_key.tolist()})))}"
         )
-    member = torch.nn.functional.one_hot(of_key).double().to(pairs.surface.device)
-    return member, group_before, group_after
+    member = torch.nn.functional.one_hot(of_key).double().to(device)
+    sums = pairs.zeros()
+    for rows, query_mask in first.chunks(batch_size):
+        attended = [
+            [(pattern @ member).argmax(-1) for _, pattern, _ in one.patterns(rows)]
+            for one in (first, pairs.other)
+        ]
+        for hits, judged_by in zip(sums, (torch.arange(count), pairs.order), strict=True):
+            here, there = (group[judged_by][rows].to(device)[:, None, None] for group in (was, comes))
+            for at, (one, two) in enumerate(zip(*attended, strict=True)):
+                follows = (one == here) & (two == there)
+                hits[at, ..., rows] = (follows * query_mask.double()).sum(-1).T.cpu().numpy()
+    return Following(pairs.table("share", sums, first.selected))
 
 
-def _whole(given: Any, length: int, name: str, caller: str) -> Tensor:
-    numbers = parse_numbers(given, f"{caller}: {name}").cpu()
-    if (
-        numbers.shape != (length,)
-        or numbers.is_floating_point()
-        or numbers.dtype == torch.bool
-        or bool((numbers < 0).any())
-    ):
+def _whole(given: Any, length: int, what: str) -> Tensor:
+    """Returns whole numbers from 0, [length]."""
+    numbers = parse_numbers(given, what).cpu()
+    is_whole = not numbers.is_floating_point() and numbers.dtype != torch.bool and bool((numbers >= 0).all())
+    if numbers.shape != (length,) or not is_whole:
         raise CircuitsError(
-            f"{caller}: {name} are {length} whole numbers from 0; got {list(numbers.shape)} of "
+            f"{what} are {length} whole numbers from 0; got {list(numbers.shape)} of "
             f"{str(numbers.dtype).removeprefix('torch.')}"
         )
     return numbers.long()
 
 
-def _table(
-    pairs: PairedPass, name: str, means: np.ndarray, resampled: tuple[np.ndarray, np.ndarray]
-) -> pd.DataFrame:
-    """Returns a row for each head: a measure in pairs and unpaired, what the pairing makes, and intervals.
+@dataclass(frozen=True)
+class _Pairs:
+    """Passes over two inputs that are compared row by row, with a control that pairs other rows.
 
-    Args:
-        means: [pairing head]; `resampled`, for each pairing, [draw head].
+    Attributes:
+        other: the pass over the second input, in the layout of the first.
+        order: [batch], the row of the control's pair: a derangement drawn from `seed`.
+        seed: also of the bootstrap, of `draws` resamples.
     """
-    (paired, unpaired), (drawn, drawn_unpaired) = means, resampled
-    columns = {name: (paired, drawn), "unpaired": (unpaired, None)}
-    columns["effect"] = paired - unpaired, drawn - drawn_unpaired
-    if name == "distance":
-        columns["share"] = ratio(paired, unpaired), ratio(drawn, drawn_unpaired)
-    table: dict[str, Any] = {
-        "layer": [head.layer for head in pairs.heads],
-        "head": [head.head for head in pairs.heads],
-    }
-    for column, (values, draws) in columns.items():
-        table[column] = values
-        if draws is not None:
-            table[f"{column}_ci_low"], table[f"{column}_ci_high"] = interval(draws, LEVEL)
-    return pd.DataFrame(table | {"n": len(pairs.prompts)})
+
+    first: PatternPass
+    other: PatternPass
+    order: Tensor
+    seed: int
+    draws: int
+
+    @classmethod
+    def of(
+        cls,
+        caller: str,
+        model: Any,
+        tokens: Any,
+        other: Any,
+        layers: Any,
+        positions: Any,
+        seed: Any,
+        draws: Any,
+    ) -> _Pairs:
+        """Reads the arguments; raises `CircuitsError` unless both inputs have as many tokens row by row, in at least 2
+        rows.
+        """
+        seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
+        first = PatternPass.of(caller, model, tokens, layers, positions)
+        second, recorded = parse_run(first.surface, other, caller)
+        _check_pairs(first.prompts, second, caller)
+        parse_layers(first.layers, first.surface, recorded, caller)
+        laid_out = second.like(first.prompts)
+        # A record of another layout is of no use.
+        paired = replace(first, prompts=laid_out, recorded=recorded if laid_out is second else None)
+        return cls(first, paired, derangement(len(second), seed), seed, draws)
+
+    def zeros(self) -> np.ndarray:
+        """Returns zeros [pairing layer head example], to add to; the pairings are the pairs and the control."""
+        return np.zeros((2, len(self.first.layers), self.first.surface.n_heads, len(self.first.prompts)))
+
+    def table(self, name: str, sums: np.ndarray, control: Tensor) -> pd.DataFrame:
+        """Returns a row per head: a mean over queries in pairs and unpaired, what the pairing makes, and intervals.
+
+        Args:
+            sums: over queries, [pairing layer head example].
+            control: the queries of the control, bool [batch pos].
+        """
+        series = sums.reshape(-1, sums.shape[-1])
+        queries = torch.stack([self.first.selected, control]).sum(2).double()
+        entries = np.broadcast_to(queries[:, None, None].numpy(), sums.shape).reshape(series.shape)
+        paired, unpaired = np.split(ratio(series.sum(1), entries.sum(1)), 2)
+        drawn, of_control = np.split(bootstrap(series, entries, self.seed, self.draws), 2, axis=1)
+        columns = {name: (paired, drawn), "unpaired": (unpaired, None)}
+        columns["effect"] = paired - unpaired, drawn - of_control
+        if name == "distance":
+            columns["share"] = ratio(paired, unpaired), ratio(drawn, of_control)
+        layers, heads = zip(*self.first.heads, strict=True)
+        table: dict[str, Any] = {"layer": layers, "head": heads}
+        for column, (values, draws) in columns.items():
+            table[column] = values
+            if draws is not None:
+                table[f"{column}_ci_low"], table[f"{column}_ci_high"] = interval(draws, LEVEL)
+        return pd.DataFrame(table | {"n": sums.shape[-1]})
+
+
+def _check_pairs(one: Prompts, two: Prompts, caller: str) -> None:
+    """Refuses two inputs that cannot be compared row by row."""
+    if len(one) != len(two) or len(one) < 2 or (one.shape != two.shape and not (one.padded or two.padded)):
+        raise CircuitsError(
+            f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(one.shape)} and "
+            f"{list(two.shape)}"
+        )
+    if rows := (one.lengths != two.lengths).nonzero().flatten().tolist():
+        raise CircuitsError(
+            f"{caller}: example {rows[0]} has {int(one.lengths[rows[0]])} tokens, the one it is compared with "
+            f"{int(two.lengths[rows[0]])}; give pairs of one length"
+        )

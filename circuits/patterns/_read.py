@@ -1,19 +1,20 @@
-"""Reads attention patterns of some inputs, chunk by chunk."""
+"""Reads attention patterns of some inputs, chunk by chunk; and their means over examples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError
+from circuits.figures.results import attention_figure
 from circuits.interventions.edits import parse_query_positions
-from circuits.interventions.replacements import derangement, visible
+from circuits.interventions.replacements import visible
 from circuits.model.edit_state import running_rows
 from circuits.model.generation import WHOLE
 from circuits.model.heads import Head
@@ -23,9 +24,8 @@ from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, keep_in, listening
 from circuits.model.sites import KINDS
-from circuits.statistics import bootstrap, ratio
 from circuits.tensors import Snapshot
-from circuits.validate import answers_former_names, is_whole, parse_indices, parse_seed
+from circuits.validate import answers_former_names, is_whole, parse_indices
 
 # Numbers for each entry of a pattern: with what is computed of it in double precision it then stays in the cache.
 _PER_ENTRY = 32
@@ -62,14 +62,97 @@ def record(model: Any, tokens: Any, layers: Any = None, *, batch_size: int | Non
 
     Inside `intervene` the edits are in force, and stay so in what was recorded.
     """
-    reading = PatternPass.read("patterns.record", model, tokens, layers, None)
-    surface, prompts = reading.surface, reading.prompts
-    chunks = [run_patterns(surface, prompts, rows, reading.layers) for rows, _ in reading.chunks(batch_size)]
+    reading = PatternPass.of("patterns.record", model, tokens, layers, None)
+    chunks = [reading.run(rows) for rows, _ in reading.chunks(batch_size)]
     patterns: Patterns = {}
     for layer in reading.layers:
         parts, seen = zip(*(one.pop(layer) for one in chunks), strict=True)
         patterns[layer] = torch.cat(parts), torch.cat(seen)
-    return Recorded(reading.layers, prompts, surface.model, patterns)
+    return Recorded(reading.layers, reading.prompts, reading.surface.model, patterns)
+
+
+@dataclass(frozen=True, repr=False)
+class Maps:
+    """Mean attention of every head.
+
+    Attributes:
+        mean: [layer head query key], float64, on the CPU; NaN for a query that no example selects.
+        diffuseness: [layer head], the entropy of attention over that of uniform attention to the visible keys, each
+            summed over examples and queries: 0 for attention to one key, 1 for uniform. NaN where no query sees two
+            keys.
+        layers: the layers of the first axis.
+        n: the number of examples.
+        labels: by position, its number and the word there, if that is the same in all prompts; None without words.
+    """
+
+    mean: Float[Tensor, "layer head query key"]
+    diffuseness: Float[Tensor, "layer head"]
+    layers: tuple[int, ...]
+    n: int
+    labels: tuple[str, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"Maps of layers {self.layers}, means over {self.n} examples: .mean, .diffuseness, .of, .plot"
+
+    def of(self, head: Any) -> Float[Tensor, "query key"]:
+        """Returns the map of one head (layer, head)."""
+        layer, index = head
+        if layer not in self.layers or not 0 <= index < self.mean.shape[1]:
+            raise CircuitsError(
+                f"no map of head {layer}.{index}: there are layers {', '.join(map(str, self.layers))} and heads "
+                f"0-{self.mean.shape[1] - 1}"
+            )
+        return self.mean[self.layers.index(layer), index]
+
+    def plot(
+        self,
+        labels: Sequence[str] | None = None,
+        titles: Mapping[Any, str] | None = None,
+        *,
+        title: str | None = None,
+    ) -> Any:
+        """Returns a plotly figure with a heatmap per head, layers down, heads across, in one colour scale.
+
+        Args:
+            labels: names of the positions (default: `self.labels`, else their numbers).
+            titles: Head -> its title (default: head 0.1).
+        """
+        title = title or f"Mean attention over {self.n:,} examples"
+        return attention_figure(self.mean, self.layers, labels or self.labels, titles or {}, title)
+
+
+@answers_former_names
+def attention(
+    model: Any,
+    tokens: Shaped[Tensor, "batch pos *input"] | Any,
+    layers: Any = None,
+    *,
+    positions: Any = None,
+    batch_size: int | None = None,
+) -> Maps:
+    """Computes every head's mean attention map in one pass; its memory does not grow with the number of examples.
+
+    Args:
+        tokens: ids [batch pos], or anything that `circuits.prompts` takes. Positions count in each prompt's own tokens.
+        layers: only these.
+        positions: those of queries, numbers or a boolean mask [batch pos]; a query's row is the mean over the examples
+            that select it.
+        batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
+    """
+    reading = PatternPass.of("patterns.attention", model, tokens, layers, positions)
+    prompts, shape = reading.prompts, (len(reading.layers), reading.surface.n_heads)
+    total = torch.zeros(*shape, prompts.shape[1], prompts.shape[1], dtype=torch.float64)
+    entropy, uniform = torch.zeros(2, *shape, dtype=torch.float64)
+    for rows, query_mask in reading.chunks(batch_size):
+        weights = query_mask.double()
+        for at, pattern, seen in reading.patterns(rows):
+            total[at] += (pattern * weights[..., None]).sum(0).cpu()
+            entropy[at] += (torch.special.entr(pattern).sum(-1) * weights).sum((0, 2)).cpu()
+            uniform[at] += (seen.sum(-1).clamp(min=1).double().log() * weights).sum((0, 2)).cpu()
+    longest, labels = int(prompts.lengths.max()), prompts.labels()
+    mean = (total / reading.selected.sum(0).double()[:, None])[..., :longest, :longest]
+    names = None if labels is None else tuple(labels)
+    return Maps(mean, entropy / uniform, reading.layers, len(prompts), names)
 
 
 @dataclass(frozen=True)
@@ -90,12 +173,12 @@ class PatternPass:
     recorded: Recorded | None
 
     @classmethod
-    def read(cls, caller: str, model: Any, tokens: Any, layers: Any, positions: Any) -> PatternPass:
+    def of(cls, caller: str, model: Any, tokens: Any, layers: Any, positions: Any) -> PatternPass:
         """Reads the arguments that all passes share."""
         surface = HookedModel.of(model)
         prompts, recorded = parse_run(surface, tokens, caller)
         chosen = parse_layers(layers, surface, recorded, caller)
-        selected = selected_queries(surface, positions, prompts, caller)
+        selected = _selected_queries(surface, positions, prompts, caller)
         return cls(caller, surface, prompts, chosen, selected, recorded)
 
     @property
@@ -117,106 +200,35 @@ class PatternPass:
         that queries may see.
         """
         recorded = self.recorded
-        run = run_patterns(self.surface, self.prompts, rows, self.layers) if recorded is None else {}
+        run = self.run(rows) if recorded is None else {}
         for at, layer in enumerate(self.layers):
             pattern, seen = (
                 run.pop(layer) if recorded is None else (x[rows] for x in recorded.patterns[layer])
             )
             yield at, pattern.double(), seen
 
+    def run(self, rows: slice | Tensor) -> Patterns:
+        """Runs some rows in eval mode, without gradients, and returns their patterns, each prompt's own tokens first.
 
-@dataclass(frozen=True)
-class PairedPass(PatternPass):
-    """The inputs of passes over two inputs that are compared row by row, with a control that pairs other rows.
-
-    Attributes:
-        other: the pass over the second input, in the layout of `prompts`.
-        order: [batch], the row of the control's pair: a derangement drawn from `seed`.
-        seed: also of the bootstrap, of `draws` resamples.
-    """
-
-    other: PatternPass
-    order: Tensor
-    seed: int
-    draws: int
-
-    @classmethod
-    def parse_pair(
-        cls,
-        caller: str,
-        model: Any,
-        tokens: Any,
-        other: Any,
-        layers: Any,
-        positions: Any,
-        seed: Any,
-        draws: Any,
-    ) -> PairedPass:
-        """Reads the arguments; raises `CircuitsError` unless both inputs have as many tokens row by row, in at least 2
-        rows.
+        Edits of open blocks are in force; where one has a mask per example, its entries for these rows are used.
         """
-        seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
-        first = PatternPass.read(caller, model, tokens, layers, positions)
-        second, recorded = parse_run(first.surface, other, caller)
-        _check_pairs(first.prompts, second, caller)
-        parse_layers(first.layers, first.surface, recorded, caller)
-        laid_out = second.like(first.prompts)
-        # A record of another layout is of no use.
-        known = recorded if laid_out is second else None
-        paired = replace(first, prompts=laid_out, recorded=known)
-        return cls(**vars(first), other=paired, order=derangement(len(second), seed), seed=seed, draws=draws)
-
-    def zeros(self) -> np.ndarray:
-        """Returns zeros [pairing layer head example], to add to; the pairings are the pairs and the control."""
-        return np.zeros((2, len(self.layers), self.surface.n_heads, len(self.prompts)))
-
-    @property
-    def compared(self) -> Tensor:
-        """The queries that count which a row and the other row of its control both have, bool [batch pos]."""
-        return self.selected & self.other.prompts.reached[self.order]
-
-    def means(
-        self, sums: np.ndarray, control: Tensor | None = None
-    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
-        """Returns means over queries and examples [pairing head], and their resamples [draw head] for each pairing.
-
-        Args:
-            sums: over queries, [pairing layer head example].
-            control: the queries of the control, bool [batch pos]; None: those of the pairs.
-        """
-        series = sums.reshape(-1, len(self.prompts))
-        queries = torch.stack([self.selected, self.selected if control is None else control]).sum(2).double()
-        entries = np.broadcast_to(queries[:, None, None].numpy(), sums.shape).reshape(series.shape)
-        resampled = bootstrap(series, entries, self.seed, self.draws)
-        paired, unpaired = np.split(resampled, 2, axis=1)
-        return ratio(series.sum(1), entries.sum(1)).reshape(2, -1), (paired, unpaired)
-
-
-def run_patterns(
-    surface: HookedModel, prompts: Prompts, rows: slice | Tensor, layers: tuple[int, ...]
-) -> Patterns:
-    """Runs some rows of the prompts in eval mode, without gradients, and returns their patterns, each prompt's own
-    tokens first.
-
-    Edits of open blocks are in force; where one has a mask per example, its entries for these rows are used.
-    """
-    raw: dict[str, Tensor] = {}
-    hooks = [KINDS[site].hook.format(layer) for layer in layers for site in ("scores", "pattern")]
-    functions: list[tuple[str, Function]] = [(hook, keep_in(raw, hook)) for hook in hooks]
-    cut, here = running_rows(surface.model, rows, len(prompts)), prompts[rows]
-    with evaluating(surface.model), torch.no_grad(), cut, listening(surface, functions):
-        surface.call(here)
-    found: Patterns = {}
-    for layer in layers:
-        scores, pattern = (raw.pop(KINDS[site].hook.format(layer), None) for site in ("scores", "pattern"))
-        if scores is None or pattern is None:
-            raise CircuitsError(f"patterns: {KINDS['pattern'].hook.format(layer)} never fired in this model")
-        pattern, seen = pattern.detach(), visible(scores).expand_as(pattern)
-        if prompts.padded:
-            axes = KINDS["pattern"].position_axes
-            pattern, seen = here.in_order(pattern, axes), here.in_order(seen.to(torch.uint8), axes).bool()
-        found[layer] = pattern, seen
-    return found
+        raw: dict[str, Tensor] = {}
+        hooks = [KINDS[site].hook.format(layer) for layer in self.layers for site in ("scores", "pattern")]
+        functions: list[tuple[str, Function]] = [(hook, keep_in(raw, hook)) for hook in hooks]
+        here, cut = self.prompts[rows], running_rows(self.surface.model, rows, len(self.prompts))
+        with evaluating(self.surface.model), torch.no_grad(), cut, listening(self.surface, functions):
+            self.surface.call(here)
+        if missing := [hook for hook in hooks if hook not in raw]:
+            raise CircuitsError(f"patterns: {missing[0]} never fired in this model")
+        found: Patterns = {}
+        for layer in self.layers:
+            scores, pattern = (raw.pop(KINDS[site].hook.format(layer)) for site in ("scores", "pattern"))
+            pattern, seen = pattern.detach(), visible(scores).expand_as(pattern)
+            if self.prompts.padded:
+                axes = KINDS["pattern"].position_axes
+                pattern, seen = here.in_order(pattern, axes), here.in_order(seen.to(torch.uint8), axes).bool()
+            found[layer] = pattern, seen
+        return found
 
 
 def parse_layers(
@@ -246,23 +258,7 @@ def parse_run(surface: HookedModel, tokens: Any, caller: str) -> tuple[Prompts, 
     return prompts, None
 
 
-def _check_pairs(one: Prompts, two: Prompts, caller: str) -> None:
-    """Refuses two inputs that cannot be compared row by row."""
-    if len(one) != len(two) or len(one) < 2 or (one.shape != two.shape and not (one.padded or two.padded)):
-        raise CircuitsError(
-            f"{caller}: two inputs of one shape are compared row by row, at least 2 rows; got {list(one.shape)} and "
-            f"{list(two.shape)}"
-        )
-    differs = one.lengths != two.lengths
-    if bool(differs.any()):
-        row = int(differs.nonzero()[0])
-        raise CircuitsError(
-            f"{caller}: example {row} has {int(one.lengths[row])} tokens, the one it is compared with "
-            f"{int(two.lengths[row])}; give pairs of one length"
-        )
-
-
-def selected_queries(surface: HookedModel, positions: Any, prompts: Prompts, caller: str) -> Tensor:
+def _selected_queries(surface: HookedModel, positions: Any, prompts: Prompts, caller: str) -> Tensor:
     """Returns a mask, bool [batch pos], of the queries that count, each prompt's own tokens first."""
     chosen = parse_query_positions(positions, caller)
     batch, length = prompts.shape[:2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,13 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.results import classes_figure, scores_figure
+from circuits.figures.results import by_head, heads_figure
 from circuits.model.heads import AnyHead, Head, parse_heads
 from circuits.patterns._read import PatternPass, parse_draws
 from circuits.patterns._templates import parse_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import bounded, short_table
-from circuits.validate import answers_former_names, check_batch_length, parse_batch, parse_seed
+from circuits.validate import answers_former_names, check_batch_length, parse_batch, parse_choice, parse_seed
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,20 @@ class Scores:
 
     def plot(self, column: str = "score") -> Any:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""
-        return scores_figure(self.frame, self.templates, column)
+        parse_choice(column, ("score", "chance", "effect", "corrected", "bits"), "plot", "column")
+        of = self.frame.groupby("template", sort=False)
+        maps = {str(name): by_head(rows, column) for name, rows in of}
+        return heads_figure(maps, column, "Attention heads against templates", f"Of each head: {column}.")
 
     def resampled(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns score and chance [draw head template], by resamples that are the same for all heads and templates."""
-        return _resampled(self.mass, self.chance, self.queries, self.seed, self.draws)
+        shape, examples = (self.draws, *self.mass.shape[:2]), self.mass.shape[-1]
+        counts = self.queries.reshape(-1, examples)
+        score, chance = (
+            bootstrap(sums.reshape(-1, examples), counts, self.seed, self.draws).reshape(shape)
+            for sums in (self.mass, self.chance)
+        )
+        return score, chance
 
 
 @answers_former_names
@@ -88,27 +97,23 @@ def scores(
         batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
     """
     caller = "patterns.scores"
-    reading = PatternPass.read(caller, model, tokens, layers, positions)
+    reading = PatternPass.of(caller, model, tokens, layers, positions)
     prompts, heads = reading.prompts, reading.heads
-    tokens = prompts.tokens
+    tokens, batch = prompts.tokens, parse_batch(batch, caller)
     seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
-    batch = parse_batch(batch, caller)
     if batch is not None:
         check_batch_length(batch, len(tokens), caller)
-    by_name = parse_templates(templates, tokens, batch is not None)
-    sums = np.zeros((3, len(reading.layers), reading.surface.n_heads, len(by_name), len(tokens)))
+    named = parse_templates(templates, tokens, batch is not None)
+    sums = np.zeros((3, len(reading.layers), reading.surface.n_heads, len(named), len(tokens)))
     for rows, query_mask in reading.chunks(batch_size):
         examples = tokens[rows] if batch is None else batch[rows]
-        keys = [
-            template_keys(name, template, examples, rows, prompts[rows]) for name, template in by_name.items()
-        ]
+        keys = [template_keys(name, one, examples, rows, prompts[rows]) for name, one in named.items()]
         marked = torch.stack(torch.broadcast_tensors(*keys), dim=-1).to(query_mask.device)
         for at, pattern, seen in reading.patterns(rows):
             sums[:, at, ..., rows] = _sums(pattern, seen, marked.double(), query_mask)
-    measured = sums.reshape(3, len(heads), len(by_name), len(tokens))
-    mass, chance, counts = measured
-    frame = _frame(heads, tuple(by_name), measured, _resampled(mass, chance, counts, seed, draws))
-    return Scores(frame, mass, chance, counts, heads, tuple(by_name), seed, draws)
+    mass, chance, queries = sums.reshape(3, len(heads), len(named), len(tokens))
+    found = Scores(pd.DataFrame(), mass, chance, queries, heads, tuple(named), seed, draws)
+    return replace(found, frame=_frame(found))
 
 
 def bits(score: np.ndarray | float, chance: np.ndarray | float) -> np.ndarray:
@@ -145,54 +150,30 @@ def _sums(pattern: Tensor, seen: Tensor, marked: Tensor, query_mask: Tensor) -> 
     return measured.sum(2).permute(0, 2, 3, 1).cpu().numpy()
 
 
-def _resampled(
-    mass: np.ndarray, chance: np.ndarray, queries: np.ndarray, seed: int, draws: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Resamples score and chance [draw head template]; the seed gives both the same resamples."""
-    shape, examples = (draws, *mass.shape[:2]), mass.shape[-1]
-    counts = queries.reshape(-1, examples)
-    score, by_chance = (
-        bootstrap(sums.reshape(-1, examples), counts, seed, draws).reshape(shape) for sums in (mass, chance)
-    )
-    return score, by_chance
-
-
-def _frame(
-    heads: tuple[Head, ...],
-    templates: tuple[str, ...],
-    measured: np.ndarray,
-    resampled: tuple[np.ndarray, np.ndarray],
-) -> pd.DataFrame:
+def _frame(found: Scores) -> pd.DataFrame:
     """Returns a row for each head and template: score, chance, their difference, and intervals over examples."""
-    mass, by_chance, queries = measured.sum(-1)
+    mass, by_chance, queries = (part.sum(-1) for part in (found.mass, found.chance, found.queries))
     score, chance = ratio(mass, queries), ratio(by_chance, queries)
-    score_resamples, chance_resamples = resampled
-    columns: dict[str, np.ndarray] = {"score": score, "chance": chance, "effect": score - chance}
-    columns |= {"corrected": ratio(score - chance, 1 - chance), "bits": bits(score, chance)}
-    columns["queries"] = queries.astype(int)
-    for name, values in (
-        ("score", score_resamples),
-        ("effect", score_resamples - chance_resamples),
-        ("corrected", ratio(score_resamples - chance_resamples, 1 - chance_resamples)),
-    ):
+    columns = {"score": score, "chance": chance, "bits": bits(score, chance), "queries": queries.astype(int)}
+    columns |= {"effect": score - chance, "corrected": ratio(score - chance, 1 - chance)}
+    drawn, at_chance = found.resampled()
+    resamples = {"score": drawn, "effect": drawn - at_chance}
+    resamples["corrected"] = ratio(drawn - at_chance, 1 - at_chance)
+    for name, values in resamples.items():
         bounds = interval(values.reshape(len(values), -1), LEVEL)
         for end, bound in zip(("low", "high"), bounds, strict=True):
             # With one example there is no estimate of how much examples differ.
-            shown = bound if measured.shape[-1] > 1 else np.full_like(bound, np.nan)
-            columns[f"{name}_ci_{end}"] = shown.reshape(score.shape)
-    keys = {
-        "layer": np.repeat([head.layer for head in heads], len(templates)),
-        "head": np.repeat([head.head for head in heads], len(templates)),
-        "template": list(templates) * len(heads),
-    }
-    return pd.DataFrame(keys | {name: columns[name].ravel() for name in _ORDER} | {"n": measured.shape[-1]})
+            columns[f"{name}_ci_{end}"] = bound if found.mass.shape[-1] > 1 else np.full_like(bound, np.nan)
+    places = [(*head, name) for head in found.heads for name in found.templates]
+    keys = dict(zip(_KEYS, zip(*places, strict=True), strict=True))
+    return pd.DataFrame(keys | {name: columns[name].ravel() for name in _ORDER} | {"n": found.mass.shape[-1]})
 
 
 _KEYS = ("layer", "head", "template")
 _ORDER = (*bounded("score"), "chance", *bounded("effect"), *bounded("corrected"), "bits", "queries")
-
-
+#: Classes that are no templates, and what is said of a head's best template.
 OTHER, UNCLEAR = "other", "unclear"
+_BEST = ("score", "chance", "corrected", "bits")
 
 
 @dataclass(frozen=True)
@@ -216,7 +197,10 @@ class Classes:
 
     def plot(self) -> Any:
         """Returns a plotly figure of the class of each head, layers down, heads across, coloured by corrected score."""
-        return classes_figure(self.frame, self.rule)
+        scored = self.frame if "corrected" in self.frame else self.frame.assign(corrected=np.nan)
+        maps = {"": by_head(scored, "corrected")}
+        text = by_head(self.frame, "class")
+        return heads_figure(maps, "corrected", "What each head attends to", self.rule, text=text)
 
     def __getitem__(self, head: Any) -> str:
         """Returns the class of a head (layer, head)."""
@@ -251,32 +235,30 @@ def classify(
     """
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold <= 1:
         raise CircuitsError(f"patterns.classify: threshold is above 0 and at most 1; got {threshold!r}")
-    reserved = [name for name in (OTHER, UNCLEAR) if name in scores.templates]
-    if reserved:
-        raise CircuitsError(f"patterns.classify: {reserved[0]!r} is no name for a template here")
+    if reserved := {OTHER, UNCLEAR}.intersection(scores.templates):
+        raise CircuitsError(f"patterns.classify: {reserved.pop()!r} is no name for a template here")
     unless, among = dict(unless or {}), {name: _heads(heads) for name, heads in (among or {}).items()}
     for name in (*unless, *unless.values(), *among):
         if name not in scores.templates:
             raise CircuitsError(
                 f"patterns.classify: no template {name!r}; there are {', '.join(scores.templates)}"
             )
-    resampled_bits = bits(*scores.resampled())
-    rows = []
-    for index, head in enumerate(scores.heads):
-        head_scores = scores.frame.iloc[index * len(scores.templates) : (index + 1) * len(scores.templates)]
-        excluded = {name for name, heads in among.items() if heads is not None and head not in heads}
-        excluded |= set(unless.values())
-        row = _row(head_scores.reset_index(drop=True), resampled_bits[:, index], threshold, unless, excluded)
-        rows.append({"layer": head.layer, "head": head.head} | row)
-    frame = pd.DataFrame(rows)
+    of_class = {name: () if name in unless.values() else among.get(name) for name in scores.templates}
+    excluded = [[of is not None and head not in of for of in of_class.values()] for head in scores.heads]
+    rows = _classified(scores, threshold, unless, np.array(excluded))
+    keys = [{"layer": head.layer, "head": head.head} for head in scores.heads]
+    frame = pd.DataFrame([key | row for key, row in zip(keys, rows, strict=True)])
     groups: dict[str, tuple[Head, ...]] = {}
     for name in (*scores.templates, UNCLEAR, OTHER):
-        members = tuple(
-            head for head, label in zip(scores.heads, frame["class"], strict=True) if label == name
-        )
-        if members:
-            groups[name] = members
-    return Classes(frame, groups, _rule(threshold, unless))
+        members = [head for head, label in zip(scores.heads, frame["class"], strict=True) if label == name]
+        groups |= {name: tuple(members)} if members else {}
+    exceptions = "".join(f" {name}: only where {other} does not fit." for name, other in unless.items())
+    rule = (
+        f"Class: of the templates whose score, corrected for chance, is at least {threshold:g}, the one that tells "
+        f'most (in bits); "{UNCLEAR}" where the interval of that score goes below {threshold:g} or that of the lead '
+        f'over another such template includes 0; "{OTHER}" where no template fits.{exceptions}'
+    )
+    return Classes(frame, groups, rule)
 
 
 def _heads(given: Any) -> tuple[AnyHead, ...] | None:
@@ -289,55 +271,42 @@ def _heads(given: Any) -> tuple[AnyHead, ...] | None:
         raise CircuitsError(f"patterns.classify, among: {error}") from error
 
 
-def _row(
-    head_scores: pd.DataFrame,
-    resampled_bits: np.ndarray,
-    threshold: float,
-    unless: Mapping[str, str],
-    excluded: set[str],
-) -> dict[str, object]:
-    """Classifies one head from its rows of scores and its resampled bits [draw template]."""
-    names = head_scores["template"].tolist()
-    template_bits, corrected = head_scores["bits"].to_numpy(), head_scores["corrected"].to_numpy()
-    above_threshold = corrected >= threshold
-    allowed = np.array([name not in excluded for name in names])
-    fits = above_threshold & allowed
+def _classified(
+    scores: Scores, threshold: float, unless: Mapping[str, str], excluded: np.ndarray
+) -> Iterator[dict[str, Any]]:
+    """Yields the class of each head, and what is known of its best template and the rival of that.
+
+    Args:
+        excluded: bool [head template], the templates that cannot be a head's class.
+    """
+    names, shape = scores.templates, excluded.shape
+    columns = {
+        name: scores.frame[name].to_numpy().reshape(shape) for name in (*_BEST, *bounded("corrected")[1:])
+    }
+    corrected, told = columns["corrected"], columns["bits"]
+    above, sure = corrected >= threshold, columns["corrected_ci_low"] >= threshold
+    fits = above & ~excluded
     for name, other in unless.items():
-        fits[names.index(name)] &= not above_threshold[names.index(other)]
-    ranking = [int(at) for at in np.argsort(-template_bits, kind="stable") if fits[at]]
-    if not fits.any():
-        ranked = np.argsort(-corrected, kind="stable")
-        ranking = [int(at) for at in ranked if allowed[at] and not np.isnan(corrected[at])]
-    if not ranking:
-        return {"class": OTHER}
-    best, rivals = ranking[0], ranking[1:]
-    row: dict[str, object] = {name: head_scores[name].iloc[best] for name in _SHOWN}
-    if not fits.any():
-        return {"class": OTHER} | row
-    clear = head_scores["corrected_ci_low"].iloc[best] >= threshold
-    if names[best] in unless:
-        at = names.index(unless[names[best]])
+        at, against = names.index(name), names.index(other)
+        fits[:, at] &= ~above[:, against]
         # If no query has a key in the other template, its score is NaN and it cannot fit.
-        clear &= bool(np.isnan(corrected[at]) or head_scores["corrected_ci_high"].iloc[at] < threshold)
-    for rival in rivals:
-        low, high = interval((resampled_bits[:, best] - resampled_bits[:, rival])[:, None], LEVEL)
-        clear &= low[0] > 0
-        if rival == rivals[0]:
-            row |= {
-                "rival": head_scores["template"].iloc[rival],
-                "lead": template_bits[best] - template_bits[rival],
-            }
-            row |= {"lead_ci_low": low[0], "lead_ci_high": high[0]}
-    return {"class": row["template"] if clear else UNCLEAR} | row
-
-
-_SHOWN = ("template", "score", "chance", "corrected", "bits")
-
-
-def _rule(threshold: float, unless: Mapping[str, str]) -> str:
-    exceptions = "".join(f" {name}: only where {other} does not fit." for name, other in unless.items())
-    return (
-        f"Class: of the templates whose score, corrected for chance, is at least {threshold:g}, the one that tells "
-        f'most (in bits); "{UNCLEAR}" where the interval of that score goes below {threshold:g} or that of the lead '
-        f'over another such template includes 0; "{OTHER}" where no template fits.{exceptions}'
-    )
+        sure[:, at] &= np.isnan(corrected[:, against]) | (
+            columns["corrected_ci_high"][:, against] < threshold
+        )
+    drawn = bits(*scores.resampled())
+    for head in range(len(excluded)):
+        fitting = bool(fits[head].any())
+        by, possible = (told, fits) if fitting else (corrected, ~excluded & ~np.isnan(corrected))
+        ranking = [int(at) for at in np.argsort(-by[head], kind="stable") if possible[head, at]]
+        if not ranking:
+            yield {"class": OTHER}
+            continue
+        best, *rivals = ranking
+        row = {"template": names[best]} | {name: columns[name][head, best] for name in _BEST}
+        lead = drawn[:, head, [best]] - drawn[:, head, rivals]
+        lows, highs = interval(lead, LEVEL) if fitting and rivals else (np.ones(0), np.ones(0))
+        if len(lows):
+            row |= {"rival": names[rivals[0]], "lead": told[head, best] - told[head, rivals[0]]}
+            row |= {"lead_ci_low": lows[0], "lead_ci_high": highs[0]}
+        clear = sure[head, best] and bool((lows > 0).all())
+        yield {"class": OTHER if not fitting else names[best] if clear else UNCLEAR} | row

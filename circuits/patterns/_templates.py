@@ -26,34 +26,40 @@ from circuits.validate import by_text, is_whole
 
 def identity(length: Any) -> Bool[Tensor, "query key"]:
     """Marks the query's own position; of a length, or of tokens [batch pos]."""
-    return torch.eye(_length(length, "identity"), dtype=torch.bool)
+    return previous(length, 0)
 
 
 def previous(length: Any, by: int = 1) -> Bool[Tensor, "query key"]:
     """Marks the position `by` before the query's, none for the first `by` queries; of a length, or of tokens [batch
     pos].
     """
-    positions = torch.arange(_length(length, "previous"))
-    return positions[:, None] - positions == _whole(by, "previous", "by")
+    length = length.shape[1] if isinstance(length, Tensor) and length.ndim > 1 else _whole(length, 1)
+    positions = torch.arange(length)
+    return positions[:, None] - positions == _whole(by, 0)
 
 
 def constant(length: int, positions: PositionsLike) -> Bool[Tensor, "query key"]:
     """Marks the same positions for every query; negative ones count from the end."""
-    length = _whole(length, "constant", "length")
     chosen = parse_keys(positions, "patterns.constant")
     if chosen is None:
         raise CircuitsError("patterns.constant: no position given")
-    return select_positions(chosen, length, "patterns.constant").expand(length, -1)
+    return select_positions(chosen, _whole(length, 1), "patterns.constant").expand(length, -1)
 
 
 def row(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
     """Marks the query's row in a matrix laid out row by row, without the query's own entry if not `itself`."""
-    return _line(rows, columns, itself, "row")
+    return _same(torch.arange(_whole(rows, 1)).repeat_interleave(_whole(columns, 1)), itself)
 
 
 def column(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
     """Marks the query's column in a matrix laid out row by row, without the query's own entry if not `itself`."""
-    return _line(rows, columns, itself, "column")
+    return _same(torch.arange(_whole(columns, 1)).repeat(_whole(rows, 1)), itself)
+
+
+def _same(line: Tensor, itself: bool) -> Tensor:
+    """Marks the keys on the query's line, [pos]."""
+    same = line[:, None] == line
+    return same if itself else same & ~identity(len(line))
 
 
 def marked(mask: Any) -> Bool[Tensor, "batch query key"]:
@@ -117,14 +123,6 @@ def _check(name: str, template: Any, batch: int, length: int) -> None:
         )
 
 
-def _line(rows: int, columns: int, itself: bool, name: str) -> Tensor:
-    rows, columns = _whole(rows, name, "rows"), _whole(columns, name, "columns")
-    positions = torch.arange(rows * columns)
-    line_of = positions // columns if name == "row" else positions % columns
-    same_line = line_of[:, None] == line_of
-    return same_line if itself else same_line & ~identity(rows * columns)
-
-
 def _ids(tokens: Any, caller: str) -> Tensor:
     ids = as_dense_tensor(tokens, f"patterns.{caller}")
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or ids.is_complex():
@@ -132,15 +130,9 @@ def _ids(tokens: Any, caller: str) -> Tensor:
     return ids.cpu()
 
 
-def _length(given: Any, caller: str) -> int:
-    if isinstance(given, Tensor) and given.ndim > 1:
-        return given.shape[1]
-    return _whole(given, caller, "length")
-
-
-def _whole(number: Any, caller: str, name: str) -> int:
-    if not is_whole(number, 1):
-        raise CircuitsError(f"patterns.{caller}: {name} is a whole number of at least 1; got {number!r}")
+def _whole(number: Any, least: int) -> int:
+    if not is_whole(number, least):
+        raise CircuitsError(f"patterns: a template's size is a whole number from {least}; got {number!r}")
     return int(number)
 
 

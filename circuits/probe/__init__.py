@@ -7,7 +7,6 @@ The activations of all sites are read in one pass over the examples and kept, up
 further passes.
 """
 
-from circuits.probe._linear import linear
-from circuits.probe._result import LinearMap, ProbeResult
+from circuits.probe._linear import LinearMap, ProbeResult, linear
 
 __all__ = ["LinearMap", "ProbeResult", "linear"]

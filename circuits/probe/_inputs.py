@@ -208,16 +208,22 @@ class Entries:
 
 def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed: int) -> Entries:
     """Reads the entries of a probe; held-out examples depend only on the seed and the number of examples."""
-    batch, pos = prompts.shape[:2]
+    batch = len(prompts)
     held_out = _parse_test(test, batch, torch.Generator().manual_seed(seed))
     fit = torch.arange(batch)[~torch.isin(torch.arange(batch), held_out)]
     if len(held_out) < 2 or len(fit) < 2:
         raise CircuitsError(
             f"probe: {len(fit)} examples to fit and {len(held_out)} held out; it takes 2 to score, and 2 to fit"
         )
-    used = prompts.in_order(_parse_used(positions, prompts) & prompts.real) & prompts.reached
-    all_splits = {ALL: torch.ones(batch, pos, dtype=torch.bool), **_parse_splits(splits, batch, pos)}
-    all_splits = {name: prompts.in_order(split) for name, split in all_splits.items()}
+    used = prompts.in_order(_mask("positions", positions, prompts) & prompts.real) & prompts.reached
+    if splits is not None and (not isinstance(splits, Mapping) or ALL in splits):
+        raise CircuitsError(
+            f"probe: splits are a dict of masks by name, none of them {ALL!r}; got {splits!r}"
+        )
+    named = {ALL: None, **by_text(splits or {}, "probe", "splits")}
+    all_splits = {
+        name: prompts.in_order(_mask(f"split {name!r}", mask, prompts)) for name, mask in named.items()
+    }
     for part, examples in (("fitted", fit), ("held-out", held_out)):
         if not bool(used[examples].any()):
             raise CircuitsError(f"probe: positions= selects nothing in the {part} examples")
@@ -236,42 +242,26 @@ def _parse_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
         return torch.randperm(batch, generator=generator)[: int(number)].sort().values
     chosen = parse_positions(range(batch)[test] if isinstance(test, slice) else test, "probe: test")
     if isinstance(chosen, Snapshot):
-        chosen = tuple(_mask("test", chosen.tensor, 1, batch)[0].nonzero().flatten().tolist())
+        chosen = tuple(_fitting("test", chosen.tensor, 1, batch)[0].nonzero().flatten().tolist())
     return select_positions(chosen or (), batch, "probe: test").nonzero().flatten()
 
 
-def _parse_used(positions: Any, prompts: Prompts) -> Tensor:
+def _mask(label: str, given: Any, prompts: Prompts) -> Tensor:
+    """Reads positions, or a mask [batch pos], as a mask; None is all."""
     batch, pos = prompts.shape[:2]
-    parsed = parse_positions(positions, "probe, positions")
-    if parsed is None:
+    given = as_dense_tensor(given, f"probe, {label}")
+    if isinstance(given, Tensor) and given.dtype == torch.bool:
+        return _fitting(label, given.detach(), batch, pos)
+    chosen: Any = parse_positions(given, f"probe, {label}")
+    if chosen is None:
         return torch.ones(batch, pos, dtype=torch.bool)
-    if isinstance(parsed, Snapshot):
-        return _mask("positions", parsed.tensor, batch, pos)
-    return select_positions(parsed, pos, "probe", prompts.real if prompts.padded else None).expand(batch, pos)
+    return select_positions(chosen, pos, "probe", prompts.real if prompts.padded else None).expand(batch, pos)
 
 
-def _parse_splits(splits: Any, batch: int, pos: int) -> dict[str, Tensor]:
-    if splits is None:
-        return {}
-    if not isinstance(splits, Mapping) or ALL in splits:
-        got = "all" if isinstance(splits, Mapping) else type(splits).__name__
-        raise CircuitsError(f"probe: splits are a dict of names (other than 'all') and masks, got {got}")
-    return {
-        name: _mask(f"split {name!r}", mask, batch, pos)
-        for name, mask in by_text(splits, "probe", "splits").items()
-    }
-
-
-def _mask(label: str, mask: Any, batch: int, pos: int) -> Tensor:
-    mask = as_dense_tensor(mask, f"probe, {label}")
-    shape = tuple(mask.shape) if isinstance(mask, Tensor) else None
-    if (
-        not isinstance(mask, Tensor)
-        or mask.dtype != torch.bool
-        or shape not in ((batch, pos), (batch, 1), (pos,))
-    ):
-        got = type(mask).__name__ if shape is None else f"{str(mask.dtype)[6:]} {list(shape)}"
+def _fitting(label: str, mask: Tensor, batch: int, pos: int) -> Tensor:
+    if tuple(mask.shape) not in ((batch, pos), (batch, 1), (pos,)):
         raise CircuitsError(
-            f"probe, {label}: a mask is boolean, [batch pos] = [{batch}, {pos}], [batch 1] or [pos]; got {got}"
+            f"probe, {label}: a mask is boolean, [batch pos] = [{batch}, {pos}], [batch 1] or [pos]; got "
+            f"{list(mask.shape)}"
         )
-    return mask.detach().cpu().expand(batch, pos)
+    return mask.cpu().expand(batch, pos)

@@ -1,26 +1,37 @@
-"""The verb `linear`: probes of all sites, targets and controls, fitted on some examples and scored on the others."""
+"""Linear probes of all sites, targets and controls, fitted on some examples and scored on the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import within_memory
 from circuits.errors import CircuitsError
+from circuits.figures.results import probe_figure
 from circuits.model.edit_state import running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.record import evaluating, recording
-from circuits.probe._inputs import Entries, ProbeSite, Target, parse_entries, parse_sites, parse_targets
-from circuits.probe._result import LinearMap, Probe, ProbeResult, pooled, score, tabulate
+from circuits.probe._inputs import (
+    CLASSIFICATION,
+    Entries,
+    ProbeSite,
+    Target,
+    parse_entries,
+    parse_sites,
+    parse_targets,
+)
+from circuits.statistics import LEVEL, bootstrap, interval, ratio
+from circuits.tables import bounded, chosen_metrics, short_table
 from circuits.validate import answers_former_names, is_whole, parse_seed
 
 _EPS = torch.finfo(torch.float64).eps
@@ -43,7 +54,6 @@ def linear(
     intercept: bool = False,
     ridge: float | None = None,
     untrained: Any = None,
-    shuffles: int = 1,
     batch_size: int | None = None,
     seed: int = 0,
     draws: int = 1000,
@@ -62,14 +72,13 @@ def linear(
         intercept: whether to fit an intercept, which is not penalised.
         ridge: a penalty, Σ(y − xw)² + ridge·|w|²; None: none.
         untrained: a model of the same architecture, whose probes are a control; open blocks of `model` do not edit it.
-        shuffles: how often targets are exchanged between examples, for the control of that name.
         batch_size: as in `sweep`.
-        seed: of the held-out examples, shuffles and bootstrap.
+        seed: of the held-out examples, the exchange of targets and the bootstrap.
         draws: bootstrap resamples.
 
     Inside `intervene` the edits are in force. Sources: Gopalani, Lubana, Hu 2024, figure 6; Hewitt & Liang 2019.
     """
-    _check_numbers(draws, shuffles, ridge)
+    draws, penalty, fitted = _parse_numbers(draws, ridge, intercept)
     surface, seed = HookedModel.of(model), parse_seed(seed, "probe")
     prompts = parse_prompts(surface, tokens, "probe")
     entries = parse_entries(prompts, positions, splits, test, seed)
@@ -77,76 +86,66 @@ def linear(
     control = None if untrained is None else HookedModel.of(untrained)
     if control is not None and parse_sites(control, sites, heads) != chosen:
         raise CircuitsError("probe: the untrained model has not the sites of the model")
-    probing = _Probing(prompts, entries, chosen, bool(intercept), float(ridge or 0))
-    drawn = np.random.SeedSequence([seed, 3]).generate_state(int(shuffles), np.uint64) >> 1
-    groups = [entries.fit, entries.held_out]
-    shuffled = [[one, *(one.shuffled(groups, int(draw)) for draw in drawn)] for one in named]
-    probes, size = probing.run(surface, batch_size, shuffled)
+    given = prompts, entries, chosen, (fitted, penalty)
+    (drawn,) = np.random.SeedSequence([seed, 3]).generate_state(1, np.uint64) >> 1
+    shuffled = [[one, one.shuffled([entries.fit, entries.held_out], int(drawn))] for one in named]
+    probes, size = _probes(surface, *given, shuffled, batch_size)
     if control is not None:
-        others, _ = probing.run(control, size, [[one] for one in named])
+        others, _ = _probes(control, *given, [[one] for one in named], size)
         probes = [replace(one, untrained=other.value) for one, other in zip(probes, others, strict=True)]
-    settings: dict[str, Any] = {"seed": seed, "draws": int(draws), "shuffles": int(shuffles)}
-    settings |= {"batch_size": size, "intercept": probing.intercept, "ridge": probing.ridge}
-    settings |= surface.settings
+    settings = {"seed": seed, "draws": draws, "batch_size": size, "intercept": fitted, "ridge": penalty}
     weights = {(one.site.label, one.target): one.fitted for one in probes}
-    return ProbeResult(tabulate(probes, entries, seed, int(draws)), weights, settings)
+    return ProbeResult(tabulate(probes, entries, seed, draws), weights, settings | surface.settings)
 
 
-def _check_numbers(draws: Any, shuffles: Any, ridge: Any) -> None:
-    for name, value, least in (("draws", draws, 1), ("shuffles", shuffles, 0)):
-        if not is_whole(value, least):
-            raise CircuitsError(f"probe: {name}={value!r}; give a whole number, at least {least}")
-    if ridge is not None and (
-        isinstance(ridge, bool) or not isinstance(ridge, int | float) or not ridge >= 0
-    ):
+def _parse_numbers(draws: Any, ridge: Any, intercept: Any) -> tuple[int, float, bool]:
+    if not is_whole(draws, 1):
+        raise CircuitsError(f"probe: draws={draws!r}; give a whole number from 1")
+    if ridge is not None and (isinstance(ridge, bool) or not ridge >= 0):
         raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
+    return int(draws), float(ridge or 0), bool(intercept)
 
 
-@dataclass(frozen=True)
-class _Probing:
-    """What is probed: the examples, their entries and the sites, and how maps are fitted."""
+def _probes(
+    surface: HookedModel,
+    prompts: Prompts,
+    entries: Entries,
+    sites: Sequence[ProbeSite],
+    fit: tuple[bool, float],
+    targets: list[list[Target]],
+    batch_size: int | None,
+) -> tuple[list[Probe], int]:
+    """Returns the probe of each target at each site, and how many examples were in a forward.
 
-    prompts: Prompts
-    entries: Entries
-    sites: Sequence[ProbeSite]
-    intercept: bool
-    ridge: float
+    Args:
+        fit: whether there is an intercept, and the penalty.
+        targets: each alone, or with its shuffled control behind it.
+    """
+    surface.check_prompts(prompts, "probe: tokens")
+    check_no_padding(surface, prompts, entries.used, "probe")
+    # The activations of a forward at all sites are in memory together.
+    kept = 2 * len(sites) * (surface.sizes["d_model"] or 1)
+    most = rows_in_a_forward(surface, prompts.shape[1], batch_size, "probe", kept=kept)
+    examples, chosen, (intercept, ridge) = torch.arange(len(prompts)), entries.used, fit
+    fitted = torch.isin(examples, entries.fit)[:, None].expand(chosen.shape)[chosen]
 
-    def run(
-        self, surface: HookedModel, batch_size: int | None, targets: list[list[Target]]
-    ) -> tuple[list[Probe], int]:
-        """Returns the probe of each target at each site, and how many examples were in a forward.
-
-        Args:
-            targets: each with its shuffled controls behind it.
-        """
-        surface.check_prompts(self.prompts, "probe: tokens")
-        check_no_padding(surface, self.prompts, self.entries.used, "probe")
-        # The activations of a forward at all sites are in memory together.
-        kept = 2 * len(self.sites) * (surface.sizes["d_model"] or 1)
-        size = rows_in_a_forward(surface, self.prompts.shape[1], batch_size, "probe", kept=kept)
-        return within_memory(size, partial(self._fitted, surface, targets))
-
-    def _fitted(
-        self, surface: HookedModel, targets: list[list[Target]], size: int
-    ) -> tuple[list[Probe], int]:
-        examples, entries = torch.arange(len(self.prompts)), self.entries
-        chosen = entries.used
-        fitted = torch.isin(examples, entries.fit)[:, None].expand(chosen.shape)[chosen]
+    def run(size: int) -> tuple[list[Probe], int]:
         probes: dict[ProbeSite, list[Probe]] = {}
-        for site, vectors in activations(surface, self.prompts, entries, self.sites, size):
+        for site, vectors in activations(surface, prompts, entries, sites, size):
             x, here = vectors.double(), fitted.to(vectors.device)
-            regression = Regression(x[here], self.intercept, torch.finfo(vectors.dtype).eps)
+            regression = Regression(x[here], intercept, torch.finfo(vectors.dtype).eps)
             probes[site] = []
             for one in targets:
                 maps: list[LinearMap] = []
                 for target in one:
                     y = target.take(examples, chosen)[fitted].to(x.device)
-                    weight, bias = regression.solve(y, target.width, self.ridge)
-                    maps.append(LinearMap(weight.cpu(), bias.cpu(), self.ridge, regression.rank))
-                own, *shuffled = (score(*pair, x[~here], entries) for pair in zip(maps, one, strict=True))
-                probes[site].append(Probe(site, one[0].name, maps[0], own, pooled(shuffled)))
-        return [one for site in self.sites for one in probes[site]], size
+                    weight, bias = regression.solve(y, target.width, ridge)
+                    maps.append(LinearMap(weight.cpu(), bias.cpu(), ridge, regression.rank))
+                scores = (score(*pair, x[~here], entries) for pair in zip(maps, one, strict=True))
+                probes[site].append(Probe(site, one[0].name, maps[0], *scores))
+        return [one for site in sites for one in probes[site]], size
+
+    return within_memory(most, run)
 
 
 def activations(
@@ -260,3 +259,163 @@ class Regression:
 def _mean(x: Tensor) -> Tensor:
     """Returns the mean over entries, from the first one on: that of equal numbers is that number, without rounding."""
     return x[:1].sum(0) + (x - x[:1]).mean(0)
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """A fitted probe: prediction = x @ weight + intercept.
+
+    Attributes:
+        weight: [d k], for d numbers at the site (heads concatenated) and k numbers or classes of the target; each
+            column is a direction at the site.
+        intercept: [k], zero where none was fitted.
+        ridge: the penalty, 0 for least squares.
+        rank: the number of directions at the site with variance above rounding.
+
+    All are float64, on the CPU.
+    """
+
+    weight: Tensor
+    intercept: Tensor
+    ridge: float
+    rank: int
+
+    def __repr__(self) -> str:
+        return f"LinearMap(weight {list(self.weight.shape)}, ridge={self.ridge:g}, rank={self.rank})"
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Returns predictions [... k] for activations [... d]; the predicted class has the largest number."""
+        return x.to(self.weight) @ self.weight + self.intercept
+
+
+_KEYS = ("site", "layer", "head", "target", "split", "metric", *bounded("value"))
+_CONTROLS = ("shuffled", *bounded("selectivity"), "untrained", *bounded("over_untrained"))
+COLUMNS = (*_KEYS, *_CONTROLS, "n", "entries", "fit_n", "ridge", "rank")
+#: What `print` shows.
+SHOWN = (*_KEYS, "shuffled", "untrained")
+_WHOLE = ("layer", "head", "n", "entries", "fit_n", "rank")
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The results of linear probes.
+
+    Attributes:
+        frame: one row per site and layer (and head), target, split and metric. `value` with its interval is
+            on held-out examples, `n` of them with `entries` entries in the split; the probe was fitted on `fit_n`
+            examples with penalty `ridge` (0: least squares), in a space of `rank` dimensions. `shuffled` is the same
+            metric of a probe fitted to, and scored on, targets exchanged between examples, `selectivity` = value −
+            shuffled; `untrained` that of a probe on the untrained model, `over_untrained` = value − untrained; both
+            differences have paired intervals. For mse, negative differences mean a better probe. NaN: there is no such
+            control, or no entry.
+        weights: (place, target) -> `LinearMap`; places are "resid_post.2", "z.1.3" (head 3).
+        settings: seed, draws and so on.
+    """
+
+    frame: pd.DataFrame
+    weights: Mapping[tuple[str, str], LinearMap]
+    settings: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return short_table(self.frame, SHOWN)
+
+    def plot(self, metric: str | Sequence[str] | None = None) -> Any:
+        """Returns a plotly figure with a panel per metric and target: values over layers, with intervals as bands.
+
+        Shuffled targets are dotted, the untrained model is dashed.
+        """
+        return probe_figure(self.frame[self.frame["metric"].isin(chosen_metrics(self.frame, metric))])
+
+
+#: (split, metric) -> sums and counts [example], float64, of the held-out examples in order.
+Scored = dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]
+
+
+def score(fitted: LinearMap, target: Target, x: Tensor, entries: Entries) -> Scored:
+    """Returns the sums and counts of each metric by held-out example, so that any set of examples can be pooled.
+
+    mse: the mean over entries and the d numbers of each. r2: 1 − Σ(y − p)² / Σ(y − ȳ)², ȳ the mean of each number over
+    the held-out entries of the split, the sums over all d numbers. cosine, abs_cosine: mean over entries of cos(p, y)
+    and of its absolute value, of vectors only; entries whose target is the zero vector do not count, a prediction of
+    zero has cosine 0. accuracy: the share of entries whose class has the largest prediction.
+
+    Args:
+        x: features of the held-out entries, [entry d] float64.
+    """
+    held_out = entries.held_out
+    chosen = entries.used[held_out]
+    true = target.take(held_out, chosen)
+    examples = torch.arange(len(held_out))[:, None].expand(chosen.shape)[chosen]
+    # Classes in parts, as there may be a vocabulary of them.
+    predicted = [
+        part.argmax(1) if target.kind == CLASSIFICATION else part
+        for part in (fitted.predict(rows.cpu()) for rows in x.split(max(1, 2**22 // target.width)))
+    ]
+    found: Scored = {}
+    for name, mask in entries.splits.items():
+        inside = mask[held_out][chosen]
+        for metric, (sums, counts) in _measured(torch.cat(predicted)[inside], true[inside], target).items():
+            totals = torch.zeros(2, len(held_out), dtype=torch.float64)
+            totals.index_add_(1, examples[inside], torch.stack([sums, counts]))
+            found[name, metric] = totals[0].numpy(), totals[1].numpy()
+    return found
+
+
+def _measured(predicted: Tensor, true: Tensor, target: Target) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns by metric what each entry adds to its sum and its count."""
+    ones = torch.ones(len(true), dtype=torch.float64)
+    if target.kind == CLASSIFICATION:
+        return {"accuracy": ((predicted == true).double(), ones)}
+    # From the first one on, so that the mean of equal numbers is that number, and their spread 0 and no rounding.
+    mean = true[:1].sum(0) + (true - true[:1]).mean(0)
+    error, spread = (predicted - true).square().sum(1), (true - mean).square().sum(1)
+    found = {"mse": (error, ones * target.width), "r2": (spread - error, spread)}
+    if target.width == 1:  # a cosine would be the sign
+        return found
+    lengths = predicted.norm(dim=1) * true.norm(dim=1)
+    cosine = torch.where(lengths > 0, (predicted * true).sum(1) / lengths, 0.0)
+    directed = (true.norm(dim=1) > 0).double()
+    return found | {
+        "cosine": (cosine * directed, directed),
+        "abs_cosine": (cosine.abs() * directed, directed),
+    }
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The probe of one target at one site, its scores and those of its controls; None: there is no such control."""
+
+    site: ProbeSite
+    target: str
+    fitted: LinearMap
+    value: Scored
+    shuffled: Scored | None = None
+    untrained: Scored | None = None
+
+
+def tabulate(probes: Sequence[Probe], entries: Entries, seed: int, draws: int) -> pd.DataFrame:
+    """Tabulates scores, with percentile bootstrap intervals over held-out examples; all rows share the resamples."""
+    n, used = len(entries.held_out), entries.used[entries.held_out]
+    counts_of = {name: int((mask[entries.held_out] & used).sum()) for name, mask in entries.splits.items()}
+    rows: list[dict[str, Any]] = []
+    series: list[tuple[np.ndarray, np.ndarray]] = []
+    for one in probes:
+        place: dict[str, Any] = {"site": one.site.site.name, "layer": one.site.site.layer}
+        place |= {"head": one.site.head, "target": one.target, "n": n, "fit_n": len(entries.fit)}
+        place |= {"ridge": one.fitted.ridge, "rank": one.fitted.rank}
+        for split, metric in one.value:
+            rows.append({**place, "split": split, "metric": metric, "entries": counts_of[split]})
+            no_entries = (np.zeros(n), np.zeros(n))
+            for scored in (one.value, one.shuffled, one.untrained):
+                series.append(no_entries if scored is None else scored[split, metric])
+    sums, counts = (np.stack(part) for part in zip(*series, strict=True))
+    value = ratio(sums.sum(1), counts.sum(1)).reshape(-1, 3)
+    resampled = bootstrap(sums, counts, seed, draws).reshape(draws, -1, 3)
+    estimates = {"value": value[:, 0], "shuffled": value[:, 1], "untrained": value[:, 2]}
+    estimates["value_ci_low"], estimates["value_ci_high"] = interval(resampled[..., 0], LEVEL)
+    for control, name in ((1, "selectivity"), (2, "over_untrained")):
+        estimates[name] = value[:, 0] - value[:, control]
+        bounds = interval(resampled[..., 0] - resampled[..., control], LEVEL)
+        estimates[f"{name}_ci_low"], estimates[f"{name}_ci_high"] = bounds
+    frame = pd.DataFrame(rows).assign(**estimates)[list(COLUMNS)]
+    return frame.astype(dict.fromkeys(_WHOLE, "Int64"))

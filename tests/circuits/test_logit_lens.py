@@ -291,15 +291,8 @@ def test_tables_of_shares_have_a_row_for_each_component_and_each_sublayer(causal
     assert row["share"] == pytest.approx(float(found.shares["1.2"].sum() / 36))
     assert row["share_ci_low"] < row["share"] < row["share_ci_high"]
     layers = found.layers.set_index("component")["share"]
-    assert list(layers.index) == [
-        "embed",
-        "pos_embed",
-        "attention 0",
-        "mlp 0",
-        "attention 1",
-        "mlp 1",
-        "constant",
-    ]
+    sublayers = ["attention 0", "mlp 0", "attention 1", "mlp 1"]
+    assert list(layers.index) == ["embed", "pos_embed", *sublayers, "constant"]
     heads = [f"1.{head}" for head in range(4)]
     assert layers["attention 1"] == pytest.approx(frame.loc[[*heads, "b_O.1"], "share"].sum())
     assert layers.sum() == pytest.approx(float(found.metric.sum() / 36))

@@ -7,22 +7,13 @@ import pandas as pd
 import pytest
 import torch
 
-from circuits import (
-    CircuitsError,
-    SweepResult,
-    ablate,
-    fourier,
-    heads,
-    lens,
-    patterns,
-    permute,
-    plots,
-    sweep,
-)
+from circuits import CircuitsError, SweepResult, ablate, fourier, heads, lens, patterns, permute, plots, sweep
 from circuits.figures import results
 from circuits.figures.export import MISSING, check_exporter
 from circuits.figures.layout import TITLE_HEIGHT_KEY
 from circuits.fourier._modular_sum import CosineFit
+
+FEW = {"draws": 30, "flips": 30}
 
 
 def metric(output):
@@ -36,9 +27,7 @@ def model(make_model):
 
 @pytest.fixture(scope="module")
 def per_head(model, tokens):
-    return sweep(
-        model, tokens, ablate.each(ablate.uniform, heads("all", model)), metric=metric, draws=30, flips=30
-    )
+    return sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model)), metric, **FEW)
 
 
 def has_title_and_axes(figure):
@@ -206,39 +195,21 @@ def test_a_word_that_looks_like_a_tag_is_shown():
     )
     frame = frame.assign(site="z", layer=[0, 0, 1, 1], position=[0, 1, 0, 1], effect=1.0)
     words = ["0 <|endoftext|>", "1 a&b"]
-    assert list(results.sweep_figure(frame, ["m"], "auto", words).data[0].x) == [
-        "0 &lt;|endoftext|>",
-        "1 a&amp;b",
-    ]
+    shown = ["0 &lt;|endoftext|>", "1 a&amp;b"]
+    assert list(results.sweep_figure(frame, ["m"], "auto", words).data[0].x) == shown
     maps = results.attention_figure(torch.eye(2).expand(1, 1, 2, 2), [0], words, {}, "t")
-    assert list(maps.data[0].x) == list(maps.data[0].y) == ["0 &lt;|endoftext|>", "1 a&amp;b"]
+    assert list(maps.data[0].x) == list(maps.data[0].y) == shown
 
 
 def test_what_is_no_grid_becomes_points(model, tokens, per_head):
-    few = sweep(
-        model,
-        tokens,
-        {"a": ablate.zero("0.1"), "b": ablate.zero("mlp_out.1")},
-        metric=metric,
-        draws=30,
-        flips=30,
-    )
-    mixed = sweep(
-        model,
-        tokens,
-        {**ablate.each(ablate.uniform, heads("all", model)), "all": ablate.uniform("all")},
-        metric=metric,
-        draws=30,
-        flips=30,
-    )
+    each = ablate.each(ablate.uniform, heads("all", model))
+    few = sweep(model, tokens, {"a": ablate.zero("0.1"), "b": ablate.zero("mlp_out.1")}, metric, **FEW)
+    mixed = sweep(model, tokens, {**each, "all": ablate.uniform("all")}, metric, **FEW)
     for result in (few, mixed):
         figure = result.plot()
         assert {trace.type for trace in figure.data} == {"scatter"}
-        with pytest.raises(
-            CircuitsError, match="a heatmap needs a grid, one variant per layer and head"
-        ) as caught:
+        with pytest.raises(CircuitsError, match="a heatmap needs a grid, one variant per layer and head"):
             result.plot(kind="heatmap")
-        assert "\n" not in str(caught.value)
     figure = few.plot()
     for trace, name in zip(figure.data, ("last", "other"), strict=True):
         rows = few.frame[few.frame["metric"] == name]
@@ -262,7 +233,7 @@ def test_draws_and_checkpoints_are_traces_of_their_own(model, tokens, make_model
     def at_both(variants):
         models = {"early": other, "late": model}
         return SweepResult.concat(
-            {name: sweep(one, tokens, variants, metric, draws=30, flips=30) for name, one in models.items()}
+            {name: sweep(one, tokens, variants, metric, **FEW) for name, one in models.items()}
         )
 
     result = at_both(variants)

@@ -88,17 +88,7 @@ def test_faithfulness_against_runs_one_by_one(how, model, tokens, other_tokens):
     }
     rows = torch.arange(8)
     found = circuit.evaluate(
-        model,
-        given,
-        tokens,
-        source,
-        pair,
-        batch=rows,
-        how=how,
-        random=3,
-        subsets=0,
-        minimality=False,
-        **FEW,
+        model, given, tokens, source, pair, batch=rows, how=how, random=3, subsets=0, minimality=False, **FEW
     )
     value, share, drawn = by_hand(model, tokens, other_tokens, given.values(), how, pair, rows)
     frame = found.frame.set_index("circuit")
@@ -188,32 +178,7 @@ def test_minimality_is_what_a_member_adds_to_the_rest(model, tokens, other_token
     assert abs(rows.loc["embed -> 0.3.q", "share"]) < 1e-9
 
 
-def test_random_circuits_have_the_same_size_and_can_matter(model, tokens, other_tokens, monkeypatch):
-    drawn, kept = [], _measurement.Measurement.kept
-    monkeypatch.setattr(_measurement.Measurement, "kept", lambda self, c: drawn.append(c) or kept(self, c))
-    given = {"one": circuit.edges(CHAIN), "nodes": circuit.nodes("embed; 0.1")}
-    found = circuit.evaluate(
-        model, given, tokens, other_tokens, metric, random=8, subsets=0, minimality=False, **FEW
-    )
-    for start, (name, c) in zip((0, 9), given.items(), strict=True):
-        assert drawn[start] == c
-        controls = drawn[start + 1 : start + 9]
-        assert {len(one) for one in controls} == {len(c)}
-        assert len(set(controls)) > 6
-        assert not any("pos_embed" in member for one in controls for member in one)
-        _, share, _ = by_hand(model, tokens, other_tokens, [c, *controls])
-        row = found.frame.set_index("circuit").loc[name]
-        expected = [
-            share[1:].mean(),
-            share[1:].min(),
-            share[1:].max(),
-            (1 + (share[1:] >= share[0]).sum()) / 9,
-        ]
-        columns = ["random_mean", "random_low", "random_high", "p_random"]
-        np.testing.assert_allclose(list(row[columns]), expected, rtol=1e-8, atol=1e-12)
-
-
-def test_controls_have_as_many_members_as_can_matter_at_as_many_positions(
+def test_controls_are_random_circuits_of_what_can_matter_as_large_and_at_as_many_positions(
     model, tokens, other_tokens, monkeypatch
 ):
     asked, kept = [], _measurement.Measurement.kept
@@ -222,33 +187,42 @@ def test_controls_have_as_many_members_as_can_matter_at_as_many_positions(
     positions = [name for name in full if name.startswith("pos_embed")]
     given = {"edges": chain | circuit.edges(positions), "full": full}
     given["nodes"] = circuit.nodes("0.1 @ 2; mlp1 @ all but 0; 0.2 @ 1,3")
-    few = {"random": 4, "subsets": 0, "minimality": False, **FEW}
+    few = {"random": 8, "subsets": 0, "minimality": False, **FEW}
     frame = circuit.evaluate(model, given, tokens, other_tokens, metric, **few).frame
     assert frame["size"].tolist() == [len(chain) + len(positions), len(full), 3]
     nodes = len(circuit.full(model, "nodes")) - 1  # but pos_embed
     shares = [len(chain) / (len(full) - len(positions)), 1, (1 + 5 + 2) / (nodes * 6)]
     assert frame["share"].tolist() == pytest.approx(shares)
-    assert [len(one) for one in asked[1:5]] == [len(chain)] * 4
-    assert len(set(asked[11:])) > 1
-    for one in asked[11:]:
+    assert {len(one) for one in asked[1:9]} == {len(chain)}
+    assert not any("pos_embed" in member for one in asked[1:9] for member in one)
+    for one in asked[19:]:
         assert sorted(name.partition(" @ ")[2] for name in one) == ["1,3", "2", "all but 0"]
+    for start, name in ((0, "edges"), (18, "nodes")):
+        controls = asked[start + 1 : start + 9]
+        assert asked[start] == given[name]
+        assert len(set(controls)) > 6
+        _, share, _ = by_hand(model, tokens, other_tokens, [given[name], *controls])
+        row, others = frame.set_index("circuit").loc[name], share[1:]
+        expected = [others.mean(), others.min(), others.max(), (1 + (others >= share[0]).sum()) / 9]
+        columns = ["random_mean", "random_low", "random_high", "p_random"]
+        np.testing.assert_allclose(list(row[columns]), expected, rtol=1e-8, atol=1e-12)
 
 
-def test_pieces_of_the_examples_and_a_source_of_one(model, tokens, other_tokens):
-    asked = {"random": 1, "subsets": 1, **FEW}
+def test_parts_of_the_examples_and_a_source_of_one(model, tokens, other_tokens):
+    c = circuit.edges("embed -> 0.1.v; 0.1 -> output; mlp0 -> mlp1 @ 2,3")
     for source, how in (
         (other_tokens, "resample"),
         (other_tokens[:1], "resample"),
         (other_tokens[:5], "mean"),
     ):
-        results = []
-        for size in (512, 3):
-            options = {"batch": torch.arange(8), "how": how, "batch_size": size, **asked}
-            results.append(circuit.evaluate(model, circuit.edges(CHAIN), tokens, source, pair, **options))
+        options = {"batch": torch.arange(8), "how": how, "random": 1, "subsets": 1, **FEW}
+        whole, parts = (
+            circuit.evaluate(model, c, tokens, source, pair, batch_size=size, **options) for size in (512, 3)
+        )
         for table in ("frame", "completeness", "minimality", "baseline"):
-            whole, pieces = (getattr(one, table).select_dtypes("number") for one in results)
-            assert not whole.empty
-            np.testing.assert_allclose(pieces, whole, rtol=1e-6, atol=1e-9)
+            numbers = [getattr(one, table).select_dtypes("number") for one in (whole, parts)]
+            assert not numbers[0].empty
+            np.testing.assert_allclose(*numbers, rtol=1e-6, atol=1e-9)
 
 
 def test_one_example_has_no_interval_and_equal_runs_no_faithfulness(model, tokens, other_tokens):
@@ -335,42 +309,25 @@ def test_the_smallest_circuit_is_faithful_enough_and_one_member_less_is_not(
 
 
 def test_a_ranking_of_members_at_positions_adds_one_entry_after_the_other(model, tokens, other_tokens):
-    found = patch.screen(
-        model,
-        tokens,
-        other_tokens,
-        metric,
-        sites=["embed", "z", "mlp_out"],
-        by="position",
-        exact="all",
-        **FEW,
-    )
+    asked = {"sites": ["embed", "z", "mlp_out"], "by": "position", "exact": 2, **FEW}
+    found = patch.screen(model, tokens, other_tokens, metric, **asked)
     edges = ["0.1 -> output @ 5", "embed -> 0.1.v @ 1,4", "0.1 -> output @ 4,5", "0.2 -> output @ 5"]
-    result = circuit.curve(
-        model,
-        {"nodes": found, "edges": edges},
-        tokens,
-        other_tokens,
-        metric,
-        sizes=[1, 2, 3, 4, 7, 30],
-        draws=20,
-    )
-    rows = result.frame[result.frame["ranking"] == "nodes"]
+    rankings, sizes = {"nodes": found, "edges": edges}, [1, 2, 3, 4, 7, 30]
+    result = circuit.curve(model, rankings, tokens, other_tokens, metric, sizes=sizes, draws=20)
+    of = dict(iter(result.frame.groupby("ranking")))
     every = len(found.frame)
     assert every == 11 * 6
-    assert list(rows["size"]) == [0, 1, 2, 3, 4, 7, 30, every]
-    np.testing.assert_allclose(rows["share"], rows["size"] / every)
-    kept = [found.top(size) for size in rows["size"][1:-1]]
-    _, share, _ = by_hand(model, tokens, other_tokens, kept)
-    np.testing.assert_allclose(rows["faithfulness"], [0, *share, 1], rtol=1e-8, atol=1e-10)
-
-    rows = result.frame[result.frame["ranking"] == "edges"]
-    total = (len(circuit.full(model)) - sum("pos_embed" in name for name in circuit.full(model))) * 6
-    assert list(rows["size"]) == [0, 1, 2, 3, 4, total]
-    np.testing.assert_allclose(rows["share"], [0, *(np.array([1, 3, 4, 5]) / total), 1])
-    kept = [circuit.edges(edges[:size]) for size in range(1, 5)]
-    _, share, _ = by_hand(model, tokens, other_tokens, kept)
-    np.testing.assert_allclose(rows["faithfulness"], [0, *share, 1], rtol=1e-8, atol=1e-10)
+    total = sum("pos_embed" not in name for name in circuit.full(model)) * 6
+    shares = {"nodes": [*sizes, every], "edges": [1, 3, 4, 5, total]}
+    kept = {
+        "nodes": [found.top(size) for size in sizes],
+        "edges": [circuit.edges(edges[:size]) for size in range(1, 5)],
+    }
+    for name, rows in of.items():
+        assert list(rows["size"]) == {"nodes": [0, *sizes, every], "edges": [0, 1, 2, 3, 4, total]}[name]
+        np.testing.assert_allclose(rows["share"], np.array([0, *shares[name]]) / shares[name][-1])
+        _, share, _ = by_hand(model, tokens, other_tokens, kept[name])
+        np.testing.assert_allclose(rows["faithfulness"], [0, *share, 1], rtol=1e-8, atol=1e-10)
 
 
 def test_faults_are_one_line(model, tokens, other_tokens, untyped):

@@ -276,7 +276,6 @@ def test_faults_are_one_line():
         (lambda: fourier.Noise(-1), r"Noise\(-1\): give a number from 0"),
         (lambda: fourier.clusters(planted().total()), r"one axis of neurons .*; got \[\]"),
         (lambda: fourier.clusters(planted(), 85), "threshold=85; give a share"),
-        (lambda: fourier.spectrum(noise(8), (2, 2, 2)).plot(), "1 or 2 coordinates can be drawn; this has 3"),
     ):
         with pytest.raises(CircuitsError, match=message) as caught:
             call()

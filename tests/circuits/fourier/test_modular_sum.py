@@ -95,10 +95,7 @@ def test_restricted_and_excluded_are_nandas_on_the_complete_grid():
     for k in keys:
         w = 2 * np.pi * k * np.arange(p) / p
         cos, sin = np.cos(w), np.sin(w)
-        for direction in (
-            np.outer(cos, cos) - np.outer(sin, sin),
-            np.outer(sin, cos) + np.outer(cos, sin),
-        ):
+        for direction in (np.outer(cos, cos) - np.outer(sin, sin), np.outer(sin, cos) + np.outer(cos, sin)):
             unit = direction.ravel() / np.linalg.norm(direction)
             kept += np.outer(unit, unit @ logits.numpy())
     total = ModularSum(grid(p), (1, 1), p)

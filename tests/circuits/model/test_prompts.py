@@ -319,7 +319,7 @@ def test_probe(model, side):
     ]
     wide = torch.full(made.shape, 1e6, dtype=torch.float64)
     wide[made.real] = torch.cat(targets)
-    found = probe.linear(model, made, wide, "mlp_post.0", test=[8, 9], draws=2, shuffles=0, ridge=0.1)
+    found = probe.linear(model, made, wide, "mlp_post.0", test=[8, 9], draws=2, ridge=0.1)
     x = [cache(model, row[None], "mlp_post.0")["mlp_post.0"][0] for row in rows]
     fit_x, fit_y = torch.cat(x[:8]), torch.cat(targets[:8])
     weight = torch.linalg.solve(fit_x.T @ fit_x + 0.1 * torch.eye(24, dtype=torch.float64), fit_x.T @ fit_y)
@@ -327,9 +327,7 @@ def test_probe(model, side):
         found.weights["mlp_post.0", "target"].weight[:, 0], weight, rtol=1e-7, atol=1e-9
     )
     # At one position of each prompt's own tokens.
-    last = probe.linear(
-        model, made, wide, "mlp_post.0", test=[8, 9], draws=2, shuffles=0, ridge=0.1, positions=[-1]
-    )
+    last = probe.linear(model, made, wide, "mlp_post.0", test=[8, 9], draws=2, ridge=0.1, positions=[-1])
     fit_x = torch.stack([one[-1] for one in x[:8]])
     fit_y = torch.stack([one[-1] for one in targets[:8]])
     weight = torch.linalg.solve(fit_x.T @ fit_x + 0.1 * torch.eye(24, dtype=torch.float64), fit_x.T @ fit_y)

@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import (
-    CircuitsError,
-    ablate,
-    edit,
-    intervene,
-    patch,
-    permute,
-    transplant,
-)
+from circuits import CircuitsError, ablate, edit, intervene, patch, permute, transplant
 from tests.circuits.patch.by_hand import FEW, weighed
 
 
@@ -140,7 +132,6 @@ def test_faults_are_one_line(causal, tokens, other_tokens):
             "b has no gradient; compute it with torch, without detach or argmax; or leave it out here",
         ),
         ({"metric": lambda output: output.mean()}, r"returned \[\] for 8 examples"),
-        ({"metric": lambda output, rows: output}, "pass batch="),
         ({"site": "resid_pre", "by": "head"}, "site resid_pre has no heads; by= position, neuron or layer"),
         ({"by": "token"}, "by='token'; choose from 'auto', 'head'"),
         ({"site": "z.4"}, r"no site z\.4: the model has layers 0-1"),

@@ -70,13 +70,13 @@ def test_logits_are_computed_where_answers_are_read(causal, tokens, other_tokens
     base, source = (prompts(causal, rows, side) for rows in pairs)
     metric = logit_difference(3, 1)
     module = sys.modules["circuits.sweeps.logit_difference"]
-    whole = module._difference
+    whole = module.difference
 
     def seen(output, answers):
         shapes.append(output.shape[1])
         return whole(output, answers)
 
-    monkeypatch.setattr(module, "_difference", seen)
+    monkeypatch.setattr(module, "difference", seen)
     found = patch.attribution(causal, base, source, metric, **FEW)
     assert set(shapes) == {1 if side == "left" else 3}
     monkeypatch.undo()

@@ -53,28 +53,15 @@ def test_regression_is_what_scikit_learn_fits(causal, inputs, hidden, intercept,
     target = noise(N, 6, 3) + inputs[..., None] * torch.tensor([1.0, 0.0, 0.5]) + 2.0
     splits = {"hidden": hidden, "observed": ~hidden}
     sites = ["resid_post", "z", "mlp_post.1"]
-    found = probe.linear(
-        causal,
-        inputs,
-        target,
-        sites,
-        test=HELD_OUT,
-        intercept=intercept,
-        ridge=ridge,
-        splits=splits,
-        draws=20,
-    )
+    asked = {"test": HELD_OUT, "intercept": intercept, "ridge": ridge, "splits": splits, "draws": 20}
+    found = probe.linear(causal, inputs, target, sites, **asked)
     activations = cache(causal, inputs, sites)
     train, test = fit_and_held_out()
     assert len(found.weights) == 5
     for (place, _), fitted in found.weights.items():
         x, y = flat(activations[place], train), flat(target, train)
-        oracle = (
-            LinearRegression(fit_intercept=intercept)
-            if ridge is None
-            else Ridge(ridge, fit_intercept=intercept)
-        )
-        oracle.fit(x, y)
+        oracle = LinearRegression() if ridge is None else Ridge(ridge)
+        oracle.set_params(fit_intercept=intercept).fit(x, y)
         predicted = oracle.predict(flat(activations[place], test))
         close = {"rtol": 1e-7, "atol": 1e-7 * np.abs(y).max()}
         assert np.allclose(
@@ -123,16 +110,8 @@ def test_classification_is_least_squares_on_one_hot(causal, inputs, intercept):
 def test_fewer_entries_than_dimensions_gives_the_map_of_least_norm(causal, inputs):
     target = noise(N, 6, 2)
     for positions, intercept in (([2], False), ([2], True)):
-        found = probe.linear(
-            causal,
-            inputs,
-            target,
-            "mlp_post.0",
-            test=range(20, N),
-            positions=positions,
-            intercept=intercept,
-            draws=20,
-        )
+        asked = {"test": range(20, N), "positions": positions, "intercept": intercept, "draws": 20}
+        found = probe.linear(causal, inputs, target, "mlp_post.0", **asked)
         x = cache(causal, inputs, "mlp_post.0")["mlp_post.0"][:20, 2].numpy()
         y = target[:20, 2].numpy()
         mean_x, mean_y = (part.mean(0) * intercept for part in (x, y))
@@ -217,13 +196,10 @@ def test_each_head_alone_all_together_and_patterns(causal, inputs):
     whole = probe.linear(causal, inputs, target, "z.1", draws=20).weights["z.1", "target"].weight
     assert torch.allclose(whole.unflatten(0, (4, 4))[2], weight, atol=1e-6)
     rows = noise(6, 1, seed=4)
-    assert value(
-        probe.linear(causal, inputs, pattern[:, 3] @ rows, "pattern", heads="1.3", draws=20).frame, "r2"
-    ) == pytest.approx(1, abs=1e-10)
     together = pattern.permute(0, 2, 1, 3).flatten(2) @ noise(24, 1, seed=4)
-    assert value(probe.linear(causal, inputs, together, "pattern.1", draws=20).frame, "r2") == pytest.approx(
-        1
-    )
+    for read, site, chosen in ((pattern[:, 3] @ rows, "pattern", "1.3"), (together, "pattern.1", None)):
+        frame = probe.linear(causal, inputs, read, site, heads=chosen, draws=20).frame
+        assert value(frame, "r2") == pytest.approx(1, abs=1e-8)
 
 
 def test_positions_and_a_mask(causal, inputs, hidden):
@@ -287,16 +263,6 @@ def test_the_shuffled_control_is_a_probe_of_exchanged_targets(causal, inputs):
     row = found.frame[found.frame["metric"] == "mse"].iloc[0]
     assert row["shuffled"] == pytest.approx(error, rel=1e-8)
     assert row["selectivity"] == pytest.approx(row["value"] - error, rel=1e-8)
-    several = probe.linear(
-        causal, inputs, target, "resid_post.0", test=HELD_OUT, seed=4, shuffles=3, draws=20
-    ).frame
-    assert several["shuffled"].iloc[0] != row["shuffled"]
-    assert several["value"].iloc[0] == pytest.approx(row["value"], rel=1e-12)
-    without = probe.linear(
-        causal, inputs, target, "resid_post.0", test=HELD_OUT, seed=4, shuffles=0, draws=20
-    ).frame
-    assert without[["shuffled", "selectivity", "selectivity_ci_low"]].isna().all().all()
-    assert without["value"].iloc[0] == pytest.approx(row["value"], rel=1e-12)
 
 
 def test_the_untrained_control_is_the_same_probe_on_that_model(causal, make_model, family, inputs):
@@ -309,7 +275,7 @@ def test_the_untrained_control_is_the_same_probe_on_that_model(causal, make_mode
     assert (found["untrained"] != found["value"]).all()
     none = probe.linear(causal, inputs, target, draws=20).frame
     assert none[["untrained", "over_untrained", "over_untrained_ci_high"]].isna().all().all()
-    same = probe.linear(causal, inputs, target, untrained=causal, shuffles=0, draws=20).frame
+    same = probe.linear(causal, inputs, target, untrained=causal, draws=20).frame
     assert (same[["over_untrained", "over_untrained_ci_low", "over_untrained_ci_high"]] == 0).all().all()
 
 
@@ -361,7 +327,7 @@ def test_one_pass_whatever_is_asked_unless_activations_are_large(causal, inputs,
     handle = causal.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])))
     many = {str(index): noise(N, 6, seed=index) for index in range(5)}
     sites = ["resid_pre", "mlp_post"]
-    kwargs = {"ridge": 0.1, "shuffles": 3, "batch_size": 16, "draws": 20}
+    kwargs = {"ridge": 0.1, "batch_size": 16, "draws": 20}
     expected = probe.linear(causal, inputs, many, sites, **kwargs).frame
     runs.clear()
     of_all = 8 * N * 6 * 2 * (16 + 24)
@@ -391,7 +357,7 @@ def test_mistakes_are_one_line(causal, inputs, untyped):
         ({"targets": numbers, "kind": "classification"}, "classes are whole numbers from 0, got float64"),
         ({"targets": numbers, "test": 1.5}, "hold out a fraction below 1"),
         ({"targets": numbers, "ridge": -1.0}, "give one penalty from 0"),
-        ({"targets": numbers, "shuffles": -1}, "shuffles=-1; give a whole number, at least 0"),
+        ({"targets": numbers, "shuffles": 3}, "no argument shuffles=; targets are exchanged once"),
         ({"targets": numbers, "folds": 4}, "no argument folds=; fit once for each ridge="),
         ({"targets": numbers, "per_position": True}, r"no argument per_position=; call it for each"),
     ):
