@@ -54,7 +54,7 @@ class State:
             for parameter, value in values.items():
                 parameter.copy_(value)
         # Of all: the q, k and v of GPT-2's bridge are columns of one matrix, whose version is that of each.
-        self.written = {one: _stamp(one) for one in self.written} | theirs
+        self.written = {one: theirs[one] if one in theirs else _stamp(one) for one in self.written}
 
     def current(self) -> dict[nn.Parameter, Tensor]:
         """Returns what the open blocks give parameters; a later block overrides an earlier."""
