@@ -99,7 +99,7 @@ def stored_runs(paper: Paper, preset: str, folder: Path) -> list[PaperRun]:
             (zoo_folder() / planned.name, f"{ZOO}{planned.name}"),
         ):
             if is_run(path):
-                check_settings(planned.run, path)
+                check_settings(planned, path)
                 # What was interrupted is trained on, and nothing is decided on it.
                 if is_finished(path):
                     found.append(replace(planned, base=base))
@@ -127,13 +127,14 @@ def config_there(path: Path) -> dict[str, dict[str, Any]]:
     return config
 
 
-def check_settings(run: TrainingRun, path: Path) -> None:
+def check_settings(planned: PaperRun, path: Path) -> None:
     """Refuses a folder that holds another run: a claim would be decided on the wrong model."""
     from tasks import get  # imports torch
 
+    run = planned.run
     stored_config, resolved = config_there(path), config_of_run(run)
     task = get(run.task, **resolved.task)
-    pairs = [("task.name", run.task, stored_config["task"].pop("name", None))]
+    pairs: list[tuple[str, Any, Any]] = [("task.name", run.task, stored_config["task"].pop("name", None))]
     for section, wanted in (
         ("task", task),
         ("model", task.Model(**resolved.model)),
@@ -143,14 +144,14 @@ def check_settings(run: TrainingRun, path: Path) -> None:
         fields = {} if "own" in stored_config[section] else type(wanted).model_fields
         defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
         stored = {**defaults, **stored_config[section]}
-        ignored = (
-            ONLY_RECORDED | ({"seed"} if run.seeds is not None else set()) if section == "train" else set()
-        )
+        ignored = ONLY_RECORDED | {"seed"} if section == "train" else set()
         pairs += [
             (f"{section}.{key}", value, stored.get(key))
             for key, value in wanted.model_dump(mode="json").items()
             if key not in ignored
         ]
+    # Runs are told apart and paired by their seeds: that of the name is the one it was trained with.
+    pairs.append(("train.seed", planned.seed, stored_config["train"].get("seed", 0)))
     for key, *values in pairs:
         asked, there = (list(value) if isinstance(value, tuple) else value for value in values)
         if asked != there:

@@ -320,6 +320,7 @@ def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkey
         ({"model.d_model": 16}, {}, "its model.d_model is 8, not 16"),
         ({"train.seed": 3}, {}, "its train.seed is 0, not 3"),
         ({"train.train_parts": ["attn"]}, {}, "its train.train_parts is [], not ['attn']"),
+        ({}, {"train": {"seed": 3}}, "its train.seed is 3, not 0"),
         # What the paper's file leaves at its default tells runs apart too.
         ({}, {"task": {"name": "miiii"}}, "its task.name is miiii, not matrix-completion"),
         ({}, {"task": {"p_mask": 0.75}}, "its task.p_mask is 0.75, not "),
