@@ -1,0 +1,205 @@
+"""How faithful the circuits of a ranking are, by size, and what the ranking cost: ours and those of other libraries.
+
+    python benchmarks/circuit_quality.py prepare FOLDER [--stories RUN] [--splits 3]
+    python benchmarks/circuit_quality.py rank FOLDER
+    PEER/bin/python benchmarks/alternatives/rank_with_NAME.py FOLDER      # each in its own environment
+    python benchmarks/circuit_quality.py measure FOLDER
+    python benchmarks/circuit_quality.py show FOLDER
+    python benchmarks/circuit_quality.py draw FOLDER FILE.svg
+
+`prepare` writes a folder for each model and split: weights, prompts that circuits are found on, others that they are
+tested on, the source that edges outside a circuit carry, and the metric, a weight for each logit; without --stories no
+language model. `rank` and the other libraries write a ranking each: edges by name with scores, the forwards (passes of
+all prompts; backward passes are apart), and the processor seconds of one thread. `measure` tests all of them by
+`circuit.curve`, exactly, on the other prompts, and compares a circuit of each library with its own number for it.
+`show` prints a table for each model; where the circuit is known, with the AUROC of its edges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from alternatives.ranking import Problem, first, spending
+from circuit_problems import candidates, prepare
+from known_circuits import scores
+from transformer_lens import HookedTransformer
+
+from circuits import circuit, patch, plots
+from circuits.figures.layout import draw
+from circuits.figures.panels import Series
+from circuits.figures.panels import curve as lines
+
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
+SHOWN = (0.05, 0.1, 0.2, 0.4)
+TITLES = {
+    "stories": "a language model",
+    "induction": "an induction model",
+    "addition": "modular addition",
+    "completion": "7x7 completion",
+}
+#: What the picture shows.
+DRAWN = (
+    "ours: gim",
+    "ours: integrated",
+    "ours: all exact",
+    "CircuitKIT: EAP-IG",
+    "GIM's gradients in CircuitKIT's EAP",
+    "auto-circuit: integrated over masks",
+    "TransformerLens 4.3: edge attribution",
+)
+#: By name, the arguments of patch.edges and the column that ranks.
+OURS: dict[str, tuple[dict[str, Any], str]] = {
+    "gradient": ({"method": "gradient", "exact": 1}, "estimate"),
+    "integrated": ({"method": "integrated", "exact": 1}, "estimate"),
+    "gim": ({"method": "gim", "exact": 1}, "estimate"),
+    "gim, one point": ({"method": "gim", "steps": 1, "exact": 1}, "estimate"),
+    "integrated, top 10% exact": ({"method": "integrated", "exact": 0.1}, "best"),
+    "gim, top 10% exact": ({"method": "gim", "exact": 0.1}, "best"),
+    "all exact": ({"method": "gradient", "exact": "all"}, "effect"),
+}
+
+
+def rank(folder: Path, only: str, rankings: str) -> None:
+    for path in sorted(folder.glob(only)):
+        problem = Problem.load(path)
+        model, (base, source, metric) = problem.model(), problem.half("found")
+        edges = candidates(model)
+        for name in fnmatch.filter(OURS, rankings):
+            arguments, column = OURS[name]
+            share = arguments["exact"]
+            how = arguments | (
+                {"exact": max(1, round(share * len(edges)))} if isinstance(share, float) else {}
+            )
+            with spending(model, len(base)) as spent:
+                rows = torch.arange(len(base))
+                found = patch.edges(model, base, source, metric, batch=rows, draws=1, flips=1, **how)
+            # Measured edges come before those that are only estimated only where they are larger.
+            order = circuit_names(found.ranking(by=column), model)
+            scores = {edge: float(len(order) - place) for place, edge in enumerate(order)}
+            problem.write(f"ours: {name}", scores, **spent)
+
+
+def circuit_names(names: list[str], model: HookedTransformer) -> list[str]:
+    return [next(iter(circuit.edges([name], model))) for name in names]
+
+
+def measure(folder: Path, only: str) -> None:
+    """Writes points.csv and areas.csv of each problem: by ranking the curve, and what it cost."""
+    for path in sorted(folder.glob(only)):
+        problem = Problem.load(path)
+        rankings = {
+            each["method"]: each for each in (json.loads(file.read_text()) for file in path.glob("ranking.*"))
+        }
+        if not rankings:
+            continue
+        model, (base, source, metric) = problem.model(), problem.half("tested")
+        orders = {name: first(each["edges"], len(each["edges"])) for name, each in sorted(rankings.items())}
+        own = {name: each["own"] for name, each in rankings.items() if each["own"]}
+        sizes = [*SHARES, *sorted({each["size"] for each in own.values()})]
+        rows = torch.arange(len(base))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            curve = circuit.curve(model, orders, base, source, metric, batch=rows, sizes=sizes)
+        values = curve.frame.set_index(["ranking", "size"])["value"]
+        for name, theirs in own.items():
+            ours = f"by circuit.curve {values[name, theirs['size']]:.5f}"
+            print(
+                f"{path.name:<24}{name:<40}first {theirs['size']}: {theirs['value']:.5f}, {ours}", flush=True
+            )
+        costs = curve.areas.assign(
+            **{
+                cost: [rankings[name][cost] for name in curve.areas["ranking"]]
+                for cost in ("forwards", "seconds")
+            }
+        )
+        if problem.truth is not None:
+            sides = candidates(model), circuit.edges(problem.truth, model)
+            costs["AUROC"] = [auroc(rankings[name]["edges"], *sides) for name in costs["ranking"]]
+        for name, frame in (("points", curve.frame), ("areas", costs)):
+            frame.assign(problem=path.name, model=problem.name).to_csv(path / f"{name}.csv", index=False)
+
+
+def auroc(edges: dict[str, float], every: list[str], truth: circuit.Circuit) -> float:
+    return scores({edge: abs(edges.get(edge, 0.0)) for edge in every}, truth)["AUROC"]
+
+
+def gathered(folder: Path, name: str) -> pd.DataFrame:
+    return pd.concat([pd.read_csv(file) for file in sorted(folder.glob(f"*/{name}.csv"))])
+
+
+def show(folder: Path) -> None:
+    """Prints a table for each model: means over splits, with the lowest and highest end of their 95% intervals."""
+    points, areas = gathered(folder, "points"), gathered(folder, "areas")
+    grouped = areas.groupby(["model", "ranking"])
+    table = pd.DataFrame()
+    for share in SHOWN:
+        near = points.assign(off=(points["share"] - share).abs()).sort_values("off", kind="stable")
+        nearest = near.groupby(["problem", "ranking"]).first().reset_index()
+        table[f"{share:.0%}"] = nearest.groupby(["model", "ranking"])["faithfulness"].mean()
+    for area in ("CPR", "CMD"):
+        ends = grouped[area].mean(), grouped[f"{area}_ci_low"].min(), grouped[f"{area}_ci_high"].max()
+        table[area] = [f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in zip(*ends, strict=True)]
+    for cost in ("forwards", "seconds", "AUROC"):
+        table[cost] = grouped[cost].mean() if cost in areas else float("nan")
+    table["splits"] = grouped.size()
+    for model, part in table.groupby(level="model"):
+        shown = part.droplevel("model").sort_values("CPR", ascending=False)
+        print(f"\n{model}\n{shown.dropna(axis=1, how='all').round(2).to_string()}")
+    if "AUROC" in areas:
+        known = areas.dropna(subset="AUROC").groupby("ranking")["AUROC"].agg(["mean", "min", "size"])
+        print(f"\nAUROC, all known circuits\n{known.round(3).to_string()}")
+
+
+def picture(folder: Path, file: Path) -> None:
+    """Draws the curves of some rankings, means over splits, a panel for each model without a known circuit."""
+    points = gathered(folder, "points")
+    panels = []
+    for model, title in TITLES.items():
+        part = points[points["model"] == model]
+        mean = part.groupby(["ranking", "size"])[["share", "faithfulness"]].mean().reset_index()
+        series = {
+            name: Series((100 * one["share"]).tolist(), one["faithfulness"].tolist(), look=look)
+            for look, name in enumerate(DRAWN)
+            if len(one := mean[(mean["ranking"] == name) & mean["share"].gt(0.009)])
+        }
+        if series:
+            panels.append(lines(series, title, x="edges kept, %", y="faithfulness", log_x=True))
+    plots.save(draw(panels, "Faithfulness on other prompts", "", columns=2), file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("step", choices=["prepare", "rank", "measure", "show", "draw"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("file", type=Path, nargs="?", help="of draw")
+    parser.add_argument(
+        "--stories", metavar="RUN", help="the language model, imported by `interp-run runs import`"
+    )
+    parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--only", default="*.*", help="pattern of problems to rank or measure")
+    parser.add_argument("--rankings", default="*", help="pattern of ours to rank by")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.step == "prepare":
+        prepare(given.folder, given.stories, given.splits)
+    elif given.step == "rank":
+        rank(given.folder, given.only, given.rankings)
+    elif given.step == "measure":
+        measure(given.folder, given.only)
+    elif given.step == "show":
+        show(given.folder)
+    else:
+        picture(given.folder, given.file)
+
+
+if __name__ == "__main__":
+    main()
