@@ -35,161 +35,79 @@ SHAPES: dict[str, dict[str, Any]] = {
     "post-norm": {"norm": "post", "attention_dir": "bidirectional", "act_fn": "gelu", "n_layers": 2},
 }
 
-# Beyond these, what a site is compared for with the forward by hand: settings, and the classes that have them.
-FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "llama": (
-        {
-            "normalization_type": "RMS",
-            "positional_embedding_type": "rotary",
-            "n_key_value_heads": 2,
-            "gated_mlp": True,
-            "act_fn": "silu",
-        },
-        (HOOKED, BRIDGE),
-    ),
-    "capped": (
-        {
-            "n_layers": 1,
-            "normalization_type": "RMSPre",
-            "attention_dir": "bidirectional",
-            "positional_embedding_type": "rotary",
-            "rotary_dim": 2,
-            "act_fn": "gelu_new",
-            "attn_scores_soft_cap": 2.0,
-            "output_logits_soft_cap": 3.0,
-        },
-        (HOOKED, BRIDGE),
-    ),
-    "one key head": (
-        {"n_key_value_heads": 1, "attn_scale": 3.0, "final_rms": True, "d_vocab_out": 7, "act_fn": "gelu"},
-        (HOOKED, BRIDGE),
-    ),
-    "six layers": ({"n_layers": 6, "normalization_type": "LNPre", "d_mlp": 8}, (HOOKED, BRIDGE)),
-    "gated": ({"gated_mlp": True, "act_fn": "gelu_new", "n_layers": 1}, (HOOKED, BRIDGE)),
-    "solu": ({"n_layers": 1, "act_fn": "solu_ln"}, (HOOKED, *([] if HOOKED in FAMILIES else [BRIDGE]))),
-    "stretched rotary": (
-        {
-            "n_layers": 1,
-            "positional_embedding_type": "rotary",
-            "rope_scaling": {"type": "linear", "factor": 4},
-        },
-        (BRIDGE,),
-    ),
-    "rotary by parts": (
-        {
-            "positional_embedding_type": "rotary",
-            "rotary_dim": 4,
-            "use_NTK_by_parts_rope": True,
-            "NTK_original_ctx_len": 8,
-            "use_qk_norm": True,
-            "scale_attn_by_inverse_layer_idx": True,
-            "use_attn_scale": False,
-            "n_key_value_heads": 2,
-            "ungroup_grouped_query_attention": True,
-        },
-        (HOOKED,),
-    ),
-    "local": (
-        {
-            "use_local_attn": True,
-            "attn_types": ["local", "global"],
-            "window_size": 2,
-            "positional_embedding_type": "rotary",
-            "rotary_base_local": 10.0,
-            "rotary_adjacent_pairs": True,
-        },
-        (HOOKED,),
-    ),
-    "alibi": ({"positional_embedding_type": "alibi", "use_attn_in": True}, (HOOKED,)),
-    "shortformer": (
-        {
-            "n_layers": 2,
-            "positional_embedding_type": "shortformer",
-            "normalization_type": "RMS",
-            "use_attn_result": True,
-            "use_split_qkv_input": True,
-        },
-        (HOOKED,),
-    ),
-    "every hook on": (
-        {
-            "use_attn_result": True,
-            "use_split_qkv_input": True,
-            "use_hook_mlp_in": True,
-            "positional_embedding_type": "rotary",
-            "rotary_scaling_factor": 4.0,
-        },
-        (HOOKED,),
-    ),
-    "post-norm, causal, every hook on": (
-        {
-            "norm": "post",
-            "n_layers": 3,
-            "d_vocab_out": 3,
-            "use_attn_result": True,
-            "use_split_qkv_input": True,
-            "use_hook_mlp_in": True,
-        },
-        (HOOKED,),
-    ),
-    "post-norm, attention only": ({"norm": "post", "attn_only": True}, (HOOKED,)),
-    "parallel": (
-        {
-            "parallel_attn_mlp": True,
-            "positional_embedding_type": "rotary",
-            "rotary_dim": 2,
-            "act_fn": "gelu",
-            "n_layers": 3,
-        },
-        (HOOKED,),
-    ),
-    "parallel, norms after too, every hook on": (
-        {
-            "parallel_attn_mlp": True,
-            "use_normalization_before_and_after": True,
-            "normalization_type": "RMSPre",
-            "gated_mlp": True,
-            "act_fn": "gelu_new",
-            "n_key_value_heads": 2,
-            "use_attn_result": True,
-            "use_split_qkv_input": True,
-            "use_hook_mlp_in": True,
-        },
-        (HOOKED,),
-    ),
-    "gemma": (
-        {
-            "normalization_type": "RMS",
-            "use_normalization_before_and_after": True,
-            "positional_embedding_type": "rotary",
-            "n_key_value_heads": 2,
-            "gated_mlp": True,
-            "act_fn": "gelu_new",
-            "attn_scale": 3.0,
-            "attn_scores_soft_cap": 2.0,
-            "output_logits_soft_cap": 3.0,
-            "use_local_attn": True,
-            "attn_types": ["local", "global"],
-            "window_size": 2,
-        },
-        (HOOKED,),
-    ),
-    "olmo2": (
-        {
-            "original_architecture": "Olmo2ForCausalLM",
-            "normalization_type": "RMS",
-            "positional_embedding_type": "rotary",
-            "n_key_value_heads": 2,
-            "gated_mlp": True,
-            "act_fn": "silu",
-        },
-        (HOOKED,),
-    ),
-    "olmoe's q and k": (
-        {"n_layers": 1, "original_architecture": "OlmoeForCausalLM", "normalization_type": "RMS"},
-        (HOOKED,),
-    ),
+ROTARY = {"positional_embedding_type": "rotary"}
+RMS = {"normalization_type": "RMS"}
+GATED = {"gated_mlp": True, "act_fn": "gelu_new"}
+LLAMA = {**RMS, **ROTARY, "n_key_value_heads": 2, "gated_mlp": True, "act_fn": "silu"}
+CAPS = {"attn_scores_soft_cap": 2.0, "output_logits_soft_cap": 3.0}
+LOCAL = {"use_local_attn": True, "attn_types": ["local", "global"], "window_size": 2}
+SANDWICH = {"use_normalization_before_and_after": True}
+SPLIT = {"use_attn_result": True, "use_split_qkv_input": True}
+EVERY_HOOK = {**SPLIT, "use_hook_mlp_in": True}
+PARALLEL = {"parallel_attn_mlp": True}
+
+# Beyond these, what a site is compared for with the forward by hand: of both classes,
+FEATURES: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "capped": {
+        "n_layers": 1,
+        "normalization_type": "RMSPre",
+        "attention_dir": "bidirectional",
+        **ROTARY,
+        **CAPS,
+        "rotary_dim": 2,
+        "act_fn": "gelu_new",
+    },
+    "one key head": {
+        "n_key_value_heads": 1,
+        "attn_scale": 3.0,
+        "final_rms": True,
+        "d_vocab_out": 7,
+        "act_fn": "gelu",
+    },
+    "six layers": {"n_layers": 6, "normalization_type": "LNPre", "d_mlp": 8},
+    "gated": {**GATED, "n_layers": 1},
+    "solu": {"n_layers": 1, "act_fn": "solu_ln"},
+    "stretched rotary": {**ROTARY, "n_layers": 1, "rope_scaling": {"type": "linear", "factor": 4}},
+    "rotary by parts": {
+        **ROTARY,
+        "rotary_dim": 4,
+        "use_NTK_by_parts_rope": True,
+        "NTK_original_ctx_len": 8,
+        "use_qk_norm": True,
+        "scale_attn_by_inverse_layer_idx": True,
+        "use_attn_scale": False,
+        "n_key_value_heads": 2,
+        "ungroup_grouped_query_attention": True,
+    },
+    "local": {**LOCAL, **ROTARY, "rotary_base_local": 10.0, "rotary_adjacent_pairs": True},
+    "alibi": {"positional_embedding_type": "alibi", "use_attn_in": True},
+    "shortformer": {**RMS, **SPLIT, "positional_embedding_type": "shortformer"},
+    "every hook on": {**EVERY_HOOK, **ROTARY, "rotary_scaling_factor": 4.0},
+    "post-norm, causal, every hook on": {**EVERY_HOOK, "norm": "post", "n_layers": 3, "d_vocab_out": 3},
+    "post-norm, attention only": {"norm": "post", "attn_only": True},
+    "parallel": {**PARALLEL, **ROTARY, "rotary_dim": 2, "act_fn": "gelu", "n_layers": 3},
+    "parallel, norms after too, every hook on": {
+        **PARALLEL,
+        **SANDWICH,
+        **GATED,
+        **EVERY_HOOK,
+        "normalization_type": "RMSPre",
+        "n_key_value_heads": 2,
+    },
+    "gemma": {**LLAMA, **SANDWICH, **CAPS, **LOCAL, "act_fn": "gelu_new", "attn_scale": 3.0},
+    "olmo2": {**LLAMA, "original_architecture": "Olmo2ForCausalLM"},
+    "olmoe's q and k": {**RMS, "n_layers": 1, "original_architecture": "OlmoeForCausalLM"},
 }
+# but what one of the classes lacks.
+OF_ONE_CLASS = dict.fromkeys(list(FEATURES)[list(FEATURES).index("rotary by parts") :], HOOKED)
+OF_ONE_CLASS |= {"solu": FAMILIES[0], "stretched rotary": BRIDGE, "post-norm": HOOKED}
+KINDS_OF_MODELS = [
+    (name, family)
+    for name in SHAPES | FEATURES
+    for family in FAMILIES
+    if OF_ONE_CLASS.get(name, family) == family
+]
 
 _SCALE = {
     "W_Q": 0.4,
@@ -319,18 +237,11 @@ def model(request: pytest.FixtureRequest, family: str) -> Any:
     return build(family=family, **SHAPES[request.param])
 
 
-@pytest.fixture(
-    params=[
-        pytest.param((settings, family), id=f"{name}-{family}")
-        for name, (settings, families) in FEATURES.items()
-        for family in families
-        if family in FAMILIES
-    ]
-)
+@pytest.fixture(params=[kind for kind in KINDS_OF_MODELS if kind[0] in FEATURES], ids="-".join)
 def featured(request: pytest.FixtureRequest) -> Any:
     """A model with some feature that the shapes lack."""
-    settings, family = request.param
-    return build(family=family, **settings)
+    name, family = request.param
+    return build(family=family, **FEATURES[name])
 
 
 @pytest.fixture
@@ -389,9 +300,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @torch.no_grad()
 def forward(
-    model: Any,
-    tokens: Tensor,
-    edit: Callable[[str, int | None, Tensor], Tensor] = _unchanged,
+    model: Any, tokens: Tensor, edit: Callable[[str, int | None, Tensor], Tensor] = _unchanged
 ) -> Tensor:
     """The logits, in float64, from parameters alone; `edit(site, layer, value)` sees and may replace every site."""
     weights, cfg = {name: weight.double() for name, weight in weights_of(model).items()}, model.cfg
@@ -514,6 +423,22 @@ def forward(
     # On 4.x the bridge's is a buffer.
     bias = weights["unembed.b_U"] if "unembed.b_U" in weights else model.state_dict()["unembed.bias"].double()
     return capped(logits + bias, cfg.output_logits_soft_cap)
+
+
+def activations(
+    by_hand: Callable[..., Tensor],
+    model: Any,
+    tokens: Tensor,
+    edited: Callable[[str, int | None, Tensor], Tensor] = _unchanged,
+) -> tuple[dict[tuple[str, int | None], Tensor], Tensor]:
+    """Every activation of a forward by hand as (site, layer) -> tensor, after `edited`; and the output."""
+    found: dict[tuple[str, int | None], Tensor] = {}
+
+    def keep(site: str, layer: int | None, x: Tensor) -> Tensor:
+        found[site, layer] = edited(site, layer, x)
+        return found[site, layer]
+
+    return found, by_hand(model, tokens, keep)
 
 
 def norm_heads(x: Tensor, weight: Tensor, eps: float) -> Tensor:

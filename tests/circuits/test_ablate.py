@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, run, sweep
-from circuits.interventions.replacements import derangement
-from circuits.model.hooked_model import HookedModel
+from circuits import CircuitsError, ablate, run, sweep
+from tests.circuits.conftest import activations
 
 
 def only(site, layer, function):
@@ -23,29 +22,6 @@ def of_heads(heads, function, axis=2):
         return x
 
     return apply
-
-
-def values_at(by_hand, model, tokens, wanted):
-    found = {}
-    by_hand(model, tokens, lambda s, at, x: found.setdefault((s, at), x))
-    return found[wanted]
-
-
-def test_visible_keys_come_from_the_scores_not_from_the_config(make_model, hooked_only, tokens):
-    """A user's hook that masks one more key is respected."""
-    causal = make_model(family=hooked_only)
-
-    def hide_key_two(scores, hook):
-        scores[..., 2] = -torch.inf
-        return scores
-
-    causal.add_hook("blocks.0.attn.hook_attn_scores", hide_key_two)
-    _, cache = run(causal, tokens[:, 1:] * 0 + 3, ablate.uniform("0.0"), cache=["pattern.0"])
-    expected = torch.tensor(
-        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]
-    )
-    expected = expected / expected.sum(-1, keepdim=True)
-    torch.testing.assert_close(cache["pattern.0"][0, 0], expected.double())
 
 
 @pytest.mark.parametrize("kept", [None, "head", "queries"])
@@ -109,7 +85,7 @@ def test_mean_pattern_of_the_edited_pass_is_of_the_whole_reference(model, tokens
 def test_a_pooled_mean_leaves_positions_of_the_reference_out(
     causal, tokens, other_tokens, by_hand, assert_same, at, columns
 ):
-    z = values_at(by_hand, causal, other_tokens, ("z", 0))
+    z = activations(by_hand, causal, other_tokens)[0]["z", 0]
     mean = z[:, list(columns)].mean([0, 1], keepdim=True)
     expected = by_hand(causal, tokens, only("z", 0, of_heads([1, 2], mean.expand_as)))
     edit = ablate.mean("0.1-2", reference=other_tokens, over="batch,pos", reference_positions=at)
@@ -118,7 +94,7 @@ def test_a_pooled_mean_leaves_positions_of_the_reference_out(
     rows = [other_tokens[0].tolist(), other_tokens[1, :4].tolist()]
     chosen = [
         z[0, torch.arange(6)[at]],
-        values_at(by_hand, causal, other_tokens[1:2, :4], ("z", 0))[0, torch.arange(4)[at]],
+        activations(by_hand, causal, other_tokens[1:2, :4])[0]["z", 0][0, torch.arange(4)[at]],
     ]
     mean = torch.cat(chosen).mean(0)
     edit = ablate.mean("0.1-2", reference=rows, over="batch,pos", reference_positions=at)
@@ -149,43 +125,3 @@ def test_noise_has_its_scale_and_is_the_same_whatever_the_batch_size(model, toke
         CircuitsError, match=r"ablate\.noise: scale=-1\.0; give a standard deviation, at least 0"
     ):
         ablate.noise("all", -1.0)
-
-
-@pytest.mark.parametrize("size", [2, 3, 5, 64])
-def test_derangement_has_no_fixed_point_and_depends_on_the_seed_only(size):
-    state = torch.get_rng_state()
-    for seed in range(30):
-        order = derangement(size, seed)
-        assert sorted(order.tolist()) == list(range(size))
-        assert not bool((order == torch.arange(size)).any())
-        assert bool((order == derangement(size, seed)).all())
-    assert bool((state == torch.get_rng_state()).all())
-
-
-def _is_v(name):
-    return name in ("blocks.0.attn.W_V", "blocks.0.attn.v.weight")
-
-
-def test_gradients_flow_through_an_edit(causal, tokens):
-    with intervene(causal, ablate.zero("0.1"), ablate.uniform("1.0")):
-        causal(tokens).sum().backward()
-    # [head d_model d_head], or [head*d_head d_model]
-    weight = next(w for name, w in HookedModel.of(causal).named_weights().items() if _is_v(name))
-    gradient = weight.grad if weight.ndim == 3 else weight.grad.unflatten(0, (4, 4))
-    assert bool((gradient[1] == 0).all())
-    assert bool((gradient[0] != 0).any())
-    assert bool(gradient.isfinite().all())
-
-
-def test_a_query_that_sees_nothing_keeps_its_zero_pattern(causal, tokens):
-    """Padding on the left: the padded keys are seen by nobody, and their queries see nothing."""
-    keep = torch.ones(8, 6, dtype=torch.long)
-    keep[0, :2] = 0
-    with intervene(causal, ablate.uniform("0.0"), edit("pattern.0", lambda x: found.setdefault("it", x))):
-        found: dict[str, torch.Tensor] = {}
-        causal(tokens, attention_mask=keep)
-    seen = torch.ones(6, 6, dtype=torch.float64).tril()
-    seen[:, :2] = 0
-    torch.testing.assert_close(found["it"][0, 0], seen / seen.sum(-1, keepdim=True).clamp(min=1))
-    seen = torch.ones(6, 6, dtype=torch.float64).tril()
-    torch.testing.assert_close(found["it"][1, 0], seen / seen.sum(-1, keepdim=True))

@@ -23,24 +23,14 @@ from torch import Tensor
 from circuits import Site, ablate, cache, edit, intervene, logit_difference, patch, prompts, run, sweep
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS
-from tests.circuits.conftest import BRIDGE, FAMILIES, FEATURES, HOOKED, SHAPES, build, forward
+from tests.circuits.conftest import BRIDGE, FEATURES, HOOKED, KINDS_OF_MODELS, SHAPES, build, forward
 
 Place = tuple[str, int | None]
 #: Of float64, the largest difference relative to the output's s.d.; of narrower types that of the mean square.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.15}
 NEW = 3  # tokens that are generated
 
-NATIVE = {
-    **{
-        (name, family): changes
-        for name, changes in SHAPES.items()
-        for family in FAMILIES
-        if "norm" not in changes
-    },
-    ("post-norm", HOOKED): SHAPES["post-norm"],
-    **{(name, family): changes for name, (changes, of) in FEATURES.items() for family in of},
-}
-NATIVE = {key: changes for key, changes in NATIVE.items() if key[1] in FAMILIES}
+NATIVE = {kind: (SHAPES | FEATURES)[kind[0]] for kind in KINDS_OF_MODELS}
 HUGGING_FACE = [
     "gpt2",
     "llama",
@@ -488,12 +478,9 @@ def matrix(data: st.DataObject, subject: Subject) -> None:
     check_verb(subject, data.draw(examples(subject)), data.draw(st.sampled_from(VERBS)))
 
 
-NAMES = [pytest.param(*key, id=f"{key[0]}-{key[1]}") for key in NATIVE]
-
-
 @few
 @given(data=st.data())
-@pytest.mark.parametrize(("name", "family"), NAMES)
+@pytest.mark.parametrize(("name", "family"), NATIVE)
 def test_every_verb_is_the_forward_by_hand(name, family, data):
     matrix(data, native(name, family))
 
@@ -579,16 +566,11 @@ def generation(data: st.DataObject, subject: Subject) -> None:
             so_far = torch.cat([so_far, output[:, -1].argmax(-1, keepdim=True)], 1)
 
 
-GENERATING = [
-    pytest.param(name, family, id=f"{name}-{family}")
-    for name, family in NATIVE
-    if name in ("causal", "llama", "local")
-]
-
-
 @few
 @given(data=st.data())
-@pytest.mark.parametrize(("name", "family"), GENERATING)
+@pytest.mark.parametrize(
+    ("name", "family"), [key for key in NATIVE if key[0] in ("causal", "llama", "local")]
+)
 def test_generation_is_the_loop_by_hand(name, family, data):
     generation(data, native(name, family))
 

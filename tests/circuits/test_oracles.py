@@ -131,25 +131,15 @@ def test_patterns_by_query(model, twin, tokens, other_tokens):
     assert_equal_effects(*patched_by_both(model, twin, tokens, other_tokens, theirs, ours), none=none)
 
 
-# ---- How runs and clean passes are made
-
-
-def record(model: Any, hook_name: str) -> list[tuple[bool, bool]]:
-    """(training, gradients on) each time the model passes `hook_name`."""
-    seen: list[tuple[bool, bool]] = []
-    model.add_hook(hook_name, lambda value, hook: seen.append((model.training, torch.is_grad_enabled())))
-    return seen
-
-
-def test_clean_passes_run_in_eval_mode_without_gradients(model, tokens, other_tokens):
-    seen = record(model.train(), "blocks.0.hook_resid_pre")
+def test_clean_passes_attribution_and_lens_run_in_eval_mode(model, tokens, other_tokens):
+    seen = []  # (training, gradients on)
+    model.train().add_hook(
+        "blocks.0.hook_resid_pre", lambda x, hook: seen.append((model.training, torch.is_grad_enabled()))
+    )
     with intervene(model, ablate.mean("0.1", reference=other_tokens)):
         model(tokens)
     assert seen == [(False, False), (True, True)]
-
-
-def test_attribution_and_lens_run_in_eval_mode(model, tokens, other_tokens):
-    seen = record(model.train(), "blocks.0.hook_resid_pre")
+    seen.clear()
     patch.attribution(model, tokens, other_tokens, metric=per_example, draws=1, flips=1)
     assert seen == [(False, False), (False, True)]
     lens(model, tokens)

@@ -9,7 +9,7 @@ import torch
 
 from circuits import CircuitsError, SweepResult, ablate, fourier, heads, lens, patterns, permute, plots, sweep
 from circuits.figures import results
-from circuits.figures.export import MISSING, check_exporter
+from circuits.figures.export import MISSING
 from circuits.figures.layout import TITLE_HEIGHT_KEY
 from circuits.fourier._modular_sum import CosineFit
 
@@ -38,20 +38,6 @@ def has_title_and_axes(figure):
         names = [figure.layout[one].title.text for one in figure.layout if str(one).startswith(axis)]
         assert any(names), f"no {axis} of the figure {figure.layout.title.text!r} has a name"
     return True
-
-
-def test_a_table_an_array_and_a_sweep_give_the_same_map(per_head):
-    of_sweep = plots.heads(per_head, "last").data[0]
-    of_table = plots.heads(per_head.frame, "last").data[0]
-    grid = per_head.frame[per_head.frame["metric"] == "last"].pivot(
-        index="layer", columns="head", values="effect"
-    )
-    of_array = plots.heads(torch.tensor(grid.to_numpy(dtype=float))).data[0]
-    for trace in (of_sweep, of_table, of_array):
-        np.testing.assert_array_equal(trace.z, grid)
-        assert list(trace.y) == ["0", "1", "2"]
-    # Values that are never below 0 begin at 0; effects are symmetric.
-    assert (of_sweep.zmin, plots.heads(np.ones((1, 2))).data[0].zmin) == (-of_sweep.zmax, 0)
 
 
 def test_key_frequencies_are_marked():
@@ -148,17 +134,6 @@ def test_a_picture_without_an_exporter_is_one_line_that_says_what_to_install(per
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_pictures(per_head, tmp_path):
-    """Only where the exporter and its browser are."""
-    try:
-        check_exporter()
-    except CircuitsError:
-        pytest.skip(MISSING)
-    plots.save(per_head.plot("last"), tmp_path / "map.svg")
-    assert "Effect by layer and head" in (tmp_path / "map.svg").read_text(encoding="utf-8")
-
-
 def test_a_curve_of_runs_has_their_median_and_their_range():
     steps, runs = np.arange(5), np.random.default_rng(0).random((3, 5))
     band, line = plots.curve({"seeds": (steps, runs)}).data
@@ -187,6 +162,10 @@ def test_heads_become_a_heatmap_with_layer_0_on_top(per_head):
     assert figure.layout.yaxis.title.text == "layer"
     assert [note.text for note in figure.layout.annotations] == ["last", "other"]
     assert len(per_head.plot("other").data) == 1
+    # A table and an array give the same map; values that are never below 0 begin at 0.
+    for same in (plots.heads(per_head.frame, "other"), plots.heads(torch.tensor(np.array(trace.z, float)))):
+        np.testing.assert_array_equal(same.data[0].z, trace.z)
+    assert plots.heads(np.ones((1, 2))).data[0].zmin == 0
 
 
 def test_a_word_that_looks_like_a_tag_is_shown():

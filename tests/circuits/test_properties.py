@@ -21,17 +21,28 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from circuits import CircuitsError, ablate, edit, intervene, lens, patch, permute, run, sweep, transplant
+from circuits import (
+    CircuitsError,
+    ablate,
+    circuit,
+    edit,
+    intervene,
+    lens,
+    patch,
+    permute,
+    run,
+    sweep,
+    transplant,
+)
 from circuits.model.edit_state import state_of
 from circuits.model.hooked_model import HookedModel
-from tests.circuits.conftest import FAMILIES, HOOKED, SHAPES, build
+from tests.circuits.conftest import KINDS_OF_MODELS, SHAPES, build
 
 BATCH, LENGTH, PERIOD = 4, 5, 3
 MODELS = {
-    f"{family} {shape}": {"family": family, **changes}
-    for family in FAMILIES
-    for shape, changes in SHAPES.items()
-    if family == HOOKED or "norm" not in changes
+    f"{family} {shape}": {"family": family, **SHAPES[shape]}
+    for shape, family in KINDS_OF_MODELS
+    if shape in SHAPES
 }
 
 
@@ -70,6 +81,7 @@ INTERVENTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "transplant": lambda model: transplant.weights(build(1, **model), "qkv"),
     "transplanted embeddings": lambda model: transplant.weights(build(2, **model), "embed"),
     "frequencies": lambda model: ablate.frequencies("z.0", [1], [0, 1], PERIOD, grid=GRID),
+    "circuit": lambda model: circuit.edges(["0.1 -> output"]).keep(tokens_of(2)),
     "path": lambda model: patch.path("0.1", "output", tokens_of(2), positions=MASK),
 }
 

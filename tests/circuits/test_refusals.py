@@ -13,6 +13,7 @@ from circuits import (
     Site,
     ablate,
     cache,
+    circuit,
     compare,
     draws,
     edit,
@@ -41,7 +42,8 @@ tokens = torch.randint(11, (8, 6), generator=torch.Generator().manual_seed(0))
 other = torch.randint(11, (8, 6), generator=torch.Generator().manual_seed(1))
 hidden = tokens > 4
 zero = {"0.1": ablate.zero("0.1")}
-RESULT = "blocks.0.attn.hook_result"
+RESULT, HOOK_Z = "blocks.0.attn.hook_result", "blocks.0.attn.hook_z"
+chain = circuit.edges(["0.1 -> 1.3.q"])
 digits = torch.cartesian_prod(torch.arange(5), torch.arange(5))
 square = torch.cat([digits, torch.full((25, 1), 10)], 1)  # all inputs of a + b mod 5
 table = pd.DataFrame({"layer": [0, 0], "head": [0, 1], "value": [0.5, 0.2]})
@@ -100,8 +102,27 @@ def hook_before_a_receiver(model: Any) -> None:
     run(split, tokens, patch.path("0.1", ("q", "1.0"), other))
 
 
+def circuit_in_a_block(model: Any) -> None:
+    with intervene(model, ablate.zero("0.1")):
+        model(tokens)
+        circuit.evaluate(model, chain, tokens, other, logit)
+
+
+def follow(model: Any, **changes: Any) -> Any:
+    usual = {"groups": torch.arange(6) % 2, "before": 0 * tokens[:, 0], "after": 0 * tokens[:, 0] + 1}
+    return patterns.follow(model, tokens, other, **(usual | changes))
+
+
 def grouped() -> Any:
     return build(family=HOOKED, n_key_value_heads=2)
+
+
+def rotary() -> Any:
+    return build(family=HOOKED, positional_embedding_type="rotary", rotary_dim=4)
+
+
+def experts() -> Any:
+    return build(family=HOOKED, num_experts=2, experts_per_token=1, gated_mlp=True)
 
 
 # What is called with a model, and words that the message must have.
@@ -114,6 +135,12 @@ REFUSALS: list[tuple[Any, ...]] = [
         "was not tested",
         "unchecked",
     ),
+    (lambda m: run(build(family=HOOKED, clip_qkv=1.0), tokens), "clip_qkv=1.0 was not tested"),
+    (
+        lambda m: run(build(family=HOOKED, use_attention_sinks=True), tokens),
+        "use_attention_sinks=True was not",
+    ),
+    (lambda m: run(experts(), tokens), "num_experts=2 was not tested"),
     # Heads, sites and positions.
     (lambda m: heads("head 3", m), "'head 3' as a head"),
     (lambda m: heads("2.0", m), "no head 2.0", "layers 0-1", "heads 0-3"),
@@ -134,6 +161,11 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: ablate.zero("0.1", positions=hidden[0].int()), "6 numbers", "mask [pos]", "numbers 0 and 1"),
     (lambda m: run(m, tokens[:4], ablate.uniform("all", positions=hidden)), "[8, 6]", "[4, 6]"),
     (lambda m: ablate.zero("0.1", positions=slice(0, 4, 2)), "has no step"),
+    (lambda m: Site("z", layer=True), "site 'z'", "a whole number from 0, or None"),
+    (
+        lambda m: run(build(positional_embedding_type="alibi", family=HOOKED), tokens, permute.positions(3)),
+        "no site pos_embed",
+    ),
     # Inputs.
     (lambda m: run(m, "some text"), "the model has no tokenizer, which texts need"),
     (lambda m: run(m, tokens / 1), "run: tokens", "whole numbers", "float32"),
@@ -191,6 +223,40 @@ REFUSALS: list[tuple[Any, ...]] = [
         lambda m: run(m, tokens, transplant.weights(build(family=HOOKED, d_mlp=32), "mlp")),
         "[16, 32] in the source",
     ),
+    (lambda m: patch.activations("z.0", {HOOK_Z: cache(m, other, "z.0")[HOOK_Z].tolist()}), "real numbers"),
+    (lambda m: patch.activations("z.0", {HOOK_Z: cache(m, other, "z.0")[HOOK_Z].to_sparse()}), "sparse"),
+    # Circuits.
+    (
+        lambda m: run(m, tokens, circuit.edges(["0.9 -> 1.3.q"]).keep(other)),
+        "no edge 0.9 -> 1.3.q",
+        "2 layers",
+    ),
+    (lambda m: circuit.edges(["0.1 -> mlp2"], m), "no edge 0.1 -> mlp2", "2 layers of 4 heads"),
+    (lambda m: circuit.full(m) - circuit.edges(["0.1 -> 1.k0.v"]), "0.1 -> 1.k0.v", "each with its own keys"),
+    (lambda m: circuit.edges(["0.1 -> mlp0"], build(attn_only=True)), "4 heads and no MLPs"),
+    (lambda m: circuit.edges(["pos_embed -> mlp0"], rotary()), "adds no position emb"),
+    (lambda m: run(m, tokens, circuit.edges(["0.0 -> 1.0.q @ 6"]).keep(other)), "no position 6", "0-5"),
+    (lambda m: run(m, tokens, chain), "give .keep(source) or .cut(source) of it"),
+    (lambda m: sweep(m, tokens, {"it": [chain.keep(other), chain]}), "give .keep(source) or .cut(source)"),
+    (lambda m: chain.keep(), "circuit.keep", "needs source="),
+    (lambda m: chain.keep(other, how="zero"), 'how="zero" has no source'),
+    (lambda m: chain.keep(other, how="noise"), "how='noise'", "'resample', 'mean', 'zero'"),
+    (lambda m: chain.keep({"blocks.0.hook_resid_pre": other / 1}), "no activation of a sender"),
+    (lambda m: circuit.evaluate(m, {}, tokens, other, logit), "give circuits by name"),
+    (lambda m: circuit.evaluate(m, {"a": ["0.1"]}, tokens, other, logit), "a: list is no circuit"),
+    (
+        lambda m: circuit.evaluate(m, {1: chain, "1": chain}, tokens, other, logit),
+        "two circuits are called '1'",
+    ),
+    (lambda m: circuit.evaluate(m, chain, tokens, other, logit, random=-1), "random=-1", "from 0"),
+    (lambda m: circuit.evaluate(m, chain, tokens, tokens[:3], logit), "or a batch of 1"),
+    (circuit_in_a_block, "a block around this call edits the model"),
+    (lambda m: circuit.curve(m, {}, tokens, other, logit), "give a ranking, or several by name"),
+    (lambda m: circuit.curve(m, {"a": chain}, tokens, other, logit), "a screening or a list of names"),
+    (lambda m: circuit.curve(m, ["0.1 -> output", "0.1"], tokens, other, logit), "is no edge"),
+    (lambda m: circuit.curve(m, ["0.1", "0.1"], tokens, other, logit), "names a member twice"),
+    (lambda m: circuit.curve(m, ["0.1"], tokens, other, logit, sizes=[1.5]), "whole numbers of members, or"),
+    (lambda m: circuit.smallest(m, ["0.1"], tokens, other, logit, 90), "a share above 0, at most 1"),
     # Sweeps.
     (lambda m: sweep(m, tokens, [ablate.zero("0.1")]), "variants by name", "got list"),
     (lambda m: sweep(m, tokens, {"9.9": ablate.zero("9.9")}), "variant '9.9'", "no head 9.9"),
@@ -217,20 +283,66 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: grid(ablate.uniform, {"heads": []}), "grid: an axis is the name", "heads"),
     (lambda m: ablate.each(ablate.uniform, "all"), "ablate.each", "list", "'all'"),
     (lambda m: draws(lambda seed: seed, 3), "make(seed)", "intervention", "got int"),
+    (
+        lambda m: sweep(m, tokens, zero, lambda x: (torch.ones(8), torch.arange(8) > 1)),
+        "2 of 8 examples have a sum",
+    ),
     # Other verbs.
     (lambda m: patch.attribution(m, tokens, other[:, :5], metric=logit), "source is [8, 5]", "base [8, 6]"),
     (lambda m: patch.attribution(m, tokens, other, metric=accuracy), "accuracy has no gradient"),
     (lambda m: patch.attribution(m, tokens, other, metric=in_numpy), "no gradient", "compute it with torch"),
+    (lambda m: patch.attribution(m, tokens, other, logit, "resid_pre", by="head"), "resid_pre has no heads"),
+    (lambda m: patch.attribution(m, tokens, other, logit, by="token"), "by='token'", "'auto', 'head'"),
+    (lambda m: patch.attribution(m, tokens, other, logit, draws=0), "draws and flips are positive"),
     (suppressed, "infinite", "a token that the model or an edit suppresses"),
     (under_autocast, "lens", "under torch.autocast", "call it outside"),
     (lambda m: patch.edges(m, tokens, other, metric=logit, steps=0), "steps=0", "at least 1"),
     (lambda m: patch.screen(m, tokens, other, metric=logit, sites="z", by="neuron"), "no neurons"),
+    (lambda m: patch.edges(m, tokens, other, logit, method="grad"), "method='grad'", "'integrated'"),
+    (lambda m: patch.edges(m, tokens, other, logit, exact="verified"), "exact=10", 'exact="all"'),
+    (lambda m: patch.edges(m, tokens, other, lambda x: (0 * logit(x)).sqrt()), "is not finite"),
+    (lambda m: patch.edges(m, tokens, other, spans={"noun": [-1]}), "patch.edges: span"),
+    (lambda m: patch.edges(m, tokens, other, spans={}), "patch.edges: span"),
+    (
+        lambda m: patch.edges(build(family=BRIDGE), tokens, other, logit, method="gim"),
+        "needs a HookedTransformer",
+    ),
+    (lambda m: lens(m, tokens, lambda x: {"a": logit(x), "b": logit(x)}), "one metric at a time"),
+    (lambda m: lens(m, tokens, batch=[1]), "batch= goes with metric="),
+    (lambda m: lens(m, tokens, positions=hidden), "whole numbers, the same in every example"),
     (hooked_stream, "lens", "not the sum of its embeddings"),
     (lambda m: fourier.spectrum([1.0, 2.0, float("nan")]), "finite", "[3]", "1 infinite or NaN"),
+    (lambda m: fourier.spectrum(3.0), "has no axis"),
+    (lambda m: fourier.spectrum(torch.randn(4, 3), axis=2), "no axis 2 in [4, 3]"),
+    (lambda m: fourier.spectrum(torch.randn(24, 3), (5, 5)), "24 entries, the grid 5 × 5"),
+    (lambda m: fourier.spectrum(torch.randn(4)).bands("y"), "by='y'", "'block', 'component', 'x'"),
+    (lambda m: fourier.Grid({"row": 0}), "Grid: axes are names and sizes"),
+    (lambda m: fourier.Grid.of_inputs(square[1:], {"a": 0, "b": 1}, values=5), "25 combinations", "24 of 24"),
+    (lambda m: fourier.components(fourier.Grid({"a": 4, "b": 5}), [1]), "equal sides", "[4, 5]"),
+    (lambda m: fourier.key_frequencies(fourier.spectrum(torch.randn(9)), "largest"), "rule='largest'"),
+    (lambda m: fourier.clusters(fourier.spectrum(torch.randn(9, 2)), 85), "threshold=85; give a share"),
+    (lambda m: fourier.ModularSum(digits, (1,), 5), "1 coefficients"),
+    (lambda m: fourier.ModularSum(digits + 0.3, (1, 1), 5), "whole numbers"),
+    (lambda m: fourier.ModularSum(digits, (1, 1), 5).waves(3), "frequencies from 1 to 2 for period 5"),
+    (lambda m: fourier.ModularSum(digits, (1, 1), 5).cosines(torch.randn(25, 4)), "got [25, 4]"),
+    (lambda m: patterns.scores(m, tokens, {}), "no templates"),
+    (lambda m: patterns.scores(m, tokens, {"a": lambda rows: rows}), "template 'a'", "got int64"),
+    (
+        lambda m: patterns.scores(m, tokens, {"a": hidden}, positions=hidden[:3]),
+        "[6] or [8, 6]",
+        "got [3, 6]",
+    ),
+    (lambda m: follow(m, groups=digits[:5, 0]), "groups are 6 whole numbers from 0", "[5]"),
+    (lambda m: follow(m, after=0 * tokens[:, 0]), "in 8 pairs nothing moves: before equals after"),
+    (lambda m: follow(m, after=0 * tokens[:, 0] + 3), "no position is in group 3", "groups are 0, 1"),
     (lambda m: patterns.scores(m, tokens, {"own": "identity"}), "template 'own'", "bool [query key]"),
     (lambda m: patterns.attention(m, tokens, layers=0).of((1, 0)), "no map of head 1.0", "layers 0"),
     (lambda m: probe.linear(m, tokens, torch.ones(8, 3)), "[batch 1 d]", "got [8, 3]", "tokens [8, 6]"),
     (lambda m: probe.linear(m, tokens, tokens / 1, test=8), "test=8", "below 8"),
+    (lambda m: probe.linear(m, tokens, tokens[:, 0] / 0), "not finite"),
+    (lambda m: probe.linear(m, tokens, tokens[:, 0] / 1, kind="classification"), "classes are whole numbers"),
+    (lambda m: probe.linear(m, tokens, tokens[:, 0] / 1, ridge=-1.0), "give one penalty from 0"),
+    (lambda m: probe.linear(m, tokens, tokens[:, 0] / 1, folds=4), "no argument folds="),
     (lambda m: variance.partition(torch.randn(25, 4), {}), "variance.partition", "dict"),
     (lambda m: plots.heads(table, column="effect"), "no column effect", "layer, head, value"),
     (lambda m: plots.curve({}), "nothing to draw"),

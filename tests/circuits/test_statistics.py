@@ -6,15 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from circuits.statistics import (
-    bootstrap,
-    holm,
-    interval,
-    least_p_notes,
-    sign_flip,
-    spearman,
-    summarise,
-)
+from circuits.statistics import bootstrap, holm, interval, least_p_notes, sign_flip, spearman, summarise
 
 
 @pytest.fixture

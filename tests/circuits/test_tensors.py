@@ -4,7 +4,6 @@ import math
 
 import torch
 
-from circuits import patch
 from circuits.tensors import Snapshot
 
 
@@ -23,10 +22,3 @@ def test_what_has_changed_in_between_is_copied_anew():
         assert after.tensor.tolist() == values.tolist()
         assert before.tensor.tolist() == [[0.0, 1.0, 2.0]]
         assert math.copysign(1, float(before.tensor[0, 0])) == 1
-
-
-def test_a_grid_of_patches_holds_its_source_once():
-    source = {"blocks.0.attn.hook_z": torch.randn(4, 5, 3, 2)}
-    grid = [patch.activations("z.0", source, heads=[(0, head)]) for head in range(3)]
-    held = {one.replacement.activations[0][1].tensor.data_ptr() for one in grid}
-    assert len(held) == 1

@@ -77,37 +77,21 @@ def test_a_hook_inside_a_norm_that_is_of_one_example(causal, tokens, other_token
     torch.testing.assert_close(found, torch.cat([plain[:2], tripled[2:3], plain[3:]]))
 
 
-class TestBetweenAttentionAndMLPOfABridge:
-    """There a hook at `resid_mid` is one of what the MLP reads; the stream goes on without it."""
-
-    @pytest.fixture
-    def bridge(self, make_model):
-        return make_model(family="TransformerBridge", attention_dir="causal", normalization_type="LN")
-
-    def doubling(self, bridge, before):
-        module = bridge.hook_dict["blocks.0.hook_resid_mid"]
-        if before:
-            return module.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
-        return hooked(module, lambda x: 2 * x)
-
-    @pytest.mark.parametrize("before", [False, True])
-    def test_it_is_refused_beside_a_write_or_a_path(self, bridge, tokens, other_tokens, before):
-        handle = self.doubling(bridge, before)
-        for given in (
-            patch.activations("resid_mid.0", other_tokens),
-            edit("resid_mid.0", lambda x: x + 1),
-            patch.path("0.1", ("q", "1.0"), other_tokens),
-            patch.path("0.1", "mlp_pre.0", other_tokens),
-        ):
-            with pytest.raises(CircuitsError, match=r"resid_mid\.0: a hook of yours changes it"):
-                run(bridge, tokens, given)
-        run(bridge, tokens, edit("resid_mid.1", lambda x: x + 1))
-        handle.remove()
-        several = [edit("resid_mid.0", lambda x: x + 1), edit("resid_mid.0", lambda x: 2 * x)]
-        run(bridge, tokens, *several, patch.path("0.1", ("q", "1.0"), other_tokens))
-
-    def test_other_edits_and_reading_go_on_beside_it(self, bridge, tokens, by_hand):
-        handle = self.doubling(bridge, False)
+@pytest.mark.parametrize("before", [False, True])
+def test_a_hook_between_attention_and_mlp_of_a_bridge(make_model, tokens, other_tokens, before):
+    """At `resid_mid` it is one of what the MLP reads; the stream goes on without it."""
+    bridge = make_model(family="TransformerBridge", attention_dir="causal", normalization_type="LN")
+    module = bridge.hook_dict["blocks.0.hook_resid_mid"]
+    if before:
+        handle = module.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    else:
+        handle = hooked(module, lambda x: 2 * x)
         seen = cache(bridge, tokens, ["resid_pre.0", "attn_out.0", "resid_mid.0"])
         torch.testing.assert_close(seen["resid_mid.0"], 2 * (seen["resid_pre.0"] + seen["attn_out.0"]))
-        handle.remove()
+    for given in (edit("resid_mid.0", lambda x: x + 1), patch.path("0.1", "mlp_pre.0", other_tokens)):
+        with pytest.raises(CircuitsError, match=r"resid_mid\.0: a hook of yours changes it"):
+            run(bridge, tokens, given)
+    run(bridge, tokens, edit("resid_mid.1", lambda x: x + 1))
+    handle.remove()
+    several = [edit("resid_mid.0", lambda x: x + 1), edit("resid_mid.0", lambda x: 2 * x)]
+    run(bridge, tokens, *several, patch.path("0.1", ("q", "1.0"), other_tokens))

@@ -31,16 +31,11 @@ def test_names_of_all_kinds_are_read_alike():
         ("0.1", "is no edge; write sender -> receiver"),
         ("0.1 -> 1.3", "say which input of head 1.3: 1.3.q, 1.3.k or 1.3.v"),
         ("1.1 -> 0.3.q", "no edge 1.1 -> 0.3.q: the receiver is computed before the sender is"),
-        ("1.1 -> 1.3.q", "computed before"),
-        ("mlp1 -> mlp1", "computed before"),
         ("mlp1 -> 1.0.k", "computed before"),
         ("output -> 1.3.q", "'output' of 'output -> 1.3.q' is no node that sends"),
         ("0.1 -> embed", "'embed' of '0.1 -> embed' receives nothing"),
-        ("mlp_pre.0 -> output", "is no node that sends"),
         ("0.k1 -> output", "is no node that sends"),
-        ("0.1 -> mlp_out.1", "receives nothing"),
         ("0.1 -> 1.3.q @ -1", "positions from 0"),
-        ("0.1 -> 1.3.q @ last", "positions from 0"),
         (3, "3 is not the name of an edge"),
     ],
 )
@@ -95,8 +90,6 @@ def test_what_cannot_be_combined(model, make_model, hooked_only):
     c = circuit.edges(["0.1 -> 1.3.q"])
     for call, message in (
         (lambda: c | ["0.1 -> 1.3.q"], r"^circuit \| list: give .*, such as circuit.edges\(names\)"),
-        (lambda: circuit.nodes([]) - {"0.1"}, r"^circuit - set: .* circuit.nodes\(names"),
-        (lambda: c & 3, r"^circuit & int: .* found.top\(20\)"),
         (lambda: c <= 3, "^circuit <= int: "),
     ):
         with pytest.raises(CircuitsError, match=message) as caught:
@@ -149,11 +142,8 @@ def test_top_and_above_rank_by_the_exact_effect_where_measured(found):
     assert found.top(4, by="estimate") == circuit.edges(estimates[:4])
     for call, message in (
         (lambda: found.top(13, by="effect"), "13 members asked for; 12 were measured"),
-        (lambda: found.top(10**6), "1000000 members asked for"),
         (lambda: found.top(-1), "give how many members"),
-        (lambda: found.top(2.0), "give how many members"),
         (lambda: found.above(-1), "give the least size"),
-        (lambda: found.above(float("nan")), "give the least size"),
         (lambda: found.top(3, "kl"), "metric='kl'; choose from 'metric'"),
         (lambda: found.top(3, by="rank"), "by='rank'; choose from"),
     ):
@@ -240,19 +230,14 @@ def written(**changes):
     ("text", "message"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no circuit"),
         (written(kind="heads"), "is no circuit"),
         (written(format=2), "format 2; this version reads 1"),
-        (written(members={}), "members is not a list"),
         (written(members=["0.1 -> 1.3.q"]), "a member is an object of name, metric"),
-        (written(members=[{}]), "None is not the name of an edge"),
         (written(members=[{"name": "0.1 -> mlp1"}, {"name": "L0H1 -> mlp1"}]), "is listed twice"),
         (written(members=[{"name": "0.1 -> mlp1", "effect": "large"}]), "a finite number; got 'large'"),
-        (written(members=[{"name": "0.1 -> mlp1", "effect": float("nan")}]), "finite number"),
         (written(sizes=1), "a circuit has no 'sizes'; known: format, kind, size"),
         (written(members=[{"name": "0.1 -> mlp1", "efect": 1}]), "a member has no 'efect'"),
         (written(graph={"layers": 2}), "a graph has whole n_layers, .*; got {'layers': 2}"),
-        (written(graph={"n_layers": 2}), "a graph has whole n_layers"),
         (written(graph={"n_layers": 2, "n_heads": 4, "key_heads": 3}), "key_heads, which divides n_heads"),
         (
             written(graph={"n_layers": 1, "n_heads": 4, "key_heads": 4}),

@@ -23,34 +23,32 @@ def test_half_as_many_rows_where_memory_runs_out():
         within_memory(3, lambda size: run(9))
 
 
+def metric(output):
+    return output[:, -1, 3]
+
+
+FEW, NODE = {"draws": 2, "flips": 2}, circuit.nodes(["0.1"])
+VERBS = {
+    "sweep": lambda model, a, b, **size: sweep(model, a, {"a": ablate.zero("0.1")}, metric, **FEW, **size),
+    "lens": lambda model, a, b, **size: lens(model, a, metric, **size),
+    "attribution": lambda model, a, b, **size: patch.attribution(model, a, b, metric, **FEW, **size),
+    "screen": lambda model, a, b, **size: patch.screen(model, a, b, metric, exact=2, **FEW, **size),
+    "edges": lambda model, a, b, **size: patch.edges(model, a, b, metric, exact=2, **FEW, **size),
+    "evaluate": lambda model, a, b, **size: circuit.evaluate(
+        model, NODE, a, b, metric, random=2, subsets=1, draws=2, **size
+    ),
+    "curve": lambda model, a, b, **size: circuit.curve(model, ["0.1", "1.2"], a, b, metric, draws=2, **size),
+    "probe": lambda model, a, b, **size: probe.linear(model, a, a[:, 0].double(), draws=2, **size),
+}
+
+
 def test_every_verb_takes_it_and_says_what_it_was(make_model, tokens, other_tokens):
-    model = make_model(0)
-
-    def metric(output):
-        return output[:, -1, 3]
-
-    few = {"draws": 2, "flips": 2}
-    c = circuit.nodes(["0.1"])
-    verbs = {
-        "sweep": lambda **size: sweep(model, tokens, {"a": ablate.zero("0.1")}, metric, **few, **size),
-        "lens": lambda **size: lens(model, tokens, metric, **size),
-        "attribution": lambda **size: patch.attribution(model, tokens, other_tokens, metric, **few, **size),
-        "screen": lambda **size: patch.screen(model, tokens, other_tokens, metric, exact=2, **few, **size),
-        "edges": lambda **size: patch.edges(model, tokens, other_tokens, metric, exact=2, **few, **size),
-        "evaluate": lambda **size: circuit.evaluate(
-            model, c, tokens, other_tokens, metric, random=2, subsets=1, draws=2, **size
-        ),
-        "curve": lambda **size: circuit.curve(
-            model, ["0.1", "1.2"], tokens, other_tokens, metric, draws=2, **size
-        ),
-        "probe": lambda **size: probe.linear(model, tokens, tokens[:, 0].double(), draws=2, **size),
-    }
-    rows = []
+    model, rows = make_model(0), []
     handle = HookedModel.of(model).on_forward("hook_embed", lambda x: rows.append(len(x)))
-    for name, verb in verbs.items():
-        assert verb().settings["batch_size"] >= len(tokens), name
+    for name, verb in VERBS.items():
+        assert verb(model, tokens, other_tokens).settings["batch_size"] >= len(tokens), name
         rows.clear()
-        assert verb(batch_size=3).settings["batch_size"] == 3, name
+        assert verb(model, tokens, other_tokens, batch_size=3).settings["batch_size"] == 3, name
         assert max(rows) <= 3, name
     rows.clear()
     patterns.attention(model, tokens, batch_size=3)
@@ -60,28 +58,16 @@ def test_every_verb_takes_it_and_says_what_it_was(make_model, tokens, other_toke
 
 @pytest.mark.parametrize("verb", ["sweep", "lens", "evaluate", "probe"])
 def test_a_verb_goes_on_with_half(make_model, tokens, other_tokens, verb, monkeypatch):
-    model = make_model(0)
-    call = HookedModel.call
+    model, call = make_model(0), HookedModel.call
 
     def full(self, prompts):
         if len(prompts) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return call(self, prompts)
 
-    def metric(output):
-        return output[:, -1, 3]
-
-    verbs = {
-        "sweep": lambda: sweep(model, tokens, {"a": ablate.zero("0.1")}, metric, batch_size=8),
-        "lens": lambda: lens(model, tokens, metric, batch_size=8),
-        "evaluate": lambda: circuit.evaluate(
-            model, circuit.nodes(["0.1"]), tokens, other_tokens, metric, random=1, draws=9, batch_size=8
-        ),
-        "probe": lambda: probe.linear(model, tokens, tokens[:, 0].double(), draws=9, batch_size=8),
-    }
-    whole = verbs[verb]()
+    whole = VERBS[verb](model, tokens, other_tokens, batch_size=8)
     monkeypatch.setattr(HookedModel, "call", full)
-    halved = verbs[verb]()
+    halved = VERBS[verb](model, tokens, other_tokens, batch_size=8)
     assert (whole.settings["batch_size"], halved.settings["batch_size"]) == (8, 2)
     numbers = whole.frame.select_dtypes("number").columns
     torch.testing.assert_close(

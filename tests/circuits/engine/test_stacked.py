@@ -5,9 +5,6 @@ import pytest
 import torch
 
 from circuits import ablate, draws, edit, patch, sweep, transplant
-from circuits.engine.stacked import NotStacked, check_model
-from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import parse_prompts
 from tests.circuits.conftest import FEATURES, SHAPES, build
 
 EXAMPLES, LAYERS = 5, 3
@@ -41,7 +38,7 @@ last.read_positions = (-1,)
 )
 def test_what_shares_forwards_is_what_runs_alone(hooked_only, name, dtype):
     """test_matrix compares both with forwards by hand; here p-values too, and what changes nothing is exactly none."""
-    settings = SHAPES[name] if name in SHAPES else FEATURES[name][0]
+    settings = (SHAPES | FEATURES)[name]
     model = build(family=hooked_only, dtype=dtype, **settings)
     mask = torch.rand(EXAMPLES, 6, generator=torch.Generator().manual_seed(1)) < 0.5
     variants = {
@@ -128,22 +125,17 @@ def test_reasons_to_run_alone(make_model, hooked_only):
     assert sweep(model, tokens, variants, metric).settings["naive"] == alone
 
     def reason():
-        with pytest.raises(NotStacked) as caught:
-            check_model(HookedModel.of(model), parse_prompts(HookedModel.of(model), tokens, "test"))
-        return str(caught.value)
+        (said,) = set(sweep(model, tokens, {"0.1": ablate.zero("0.1")}, metric).settings["naive"].values())
+        return said
 
     handle = model.blocks[0].hook_mlp_out.register_forward_hook(lambda *_: None)
-    assert reason() == "there is a hook on blocks.0.hook_mlp_out"
-    handle.remove()
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
-    assert reason() == "there are hooks on all modules"
+    assert "there is a hook on blocks.0.hook_mlp_out" in reason()
     handle.remove()
     model.blocks[1].mlp.forward = model.blocks[1].mlp.forward
-    assert reason() == "there is a forward of its own on blocks.1.mlp"
+    assert "there is a forward of its own on blocks.1.mlp" in reason()
     del model.blocks[1].mlp.forward
     model.embed.__class__ = type("Mine", (type(model.embed),), {"__module__": "mine"})
-    assert reason() == "its class Mine is not the library's"
-    assert sweep(model, tokens, {"0.1": ablate.zero("0.1")}, metric).frame["engine"].unique() == ["naive"]
+    assert "its class Mine is not the library's" in reason()
 
 
 def test_an_edit_that_runs_the_model_runs_alone(make_model, hooked_only):

@@ -1,12 +1,10 @@
 """What the picture of a circuit holds: its nodes by layer, its edges by width."""
 
-import numpy as np
 import pytest
 
 from circuits import circuit
 from circuits.circuit._graph import Effect
 from circuits.circuit._value import Circuit
-from circuits.figures import circuit_graph
 
 NAMES = [
     "embed -> 0.1.q",
@@ -64,19 +62,3 @@ def test_lines_lead_from_sender_to_receiver_as_wide_as_their_effects(c):
         assert ("at 2,3" in trace.text[0]) == (row["positions"] == "2,3")
     assert sorted(sizes) == sorted(sizes, key=sizes.get)
     assert max(sizes) == pytest.approx(6.0)
-
-
-@pytest.mark.parametrize("heads", [2, 3, 8])
-def test_a_line_into_an_mlp_or_the_output_passes_no_node_between(heads):
-    """On a page of 600 pixels eight columns are 65 pixels wide each, and a node is 46."""
-    into = [f"embed -> 0.{head}.v" for head in range(heads)]
-    figure = circuit.edges([*into, "embed -> mlp0", "embed -> output", "mlp0 -> output"]).plot()
-    places = nodes_of(figure)
-    lines = {trace.text[0].partition("</b>")[0].removeprefix("<b>"): trace for trace in lines_of(figure)}
-    for name in ("embed -> mlp0", "embed -> output"):
-        line = lines[name]
-        between = {node: (x, y) for node, (x, y) in places.items() if line.y[0] < y < line.y[-1]}
-        assert len(between) == heads + (name == "embed -> output")
-        for node, (x, y) in between.items():
-            at = float(np.interp(y, line.y, line.x))
-            assert abs(at - x) * 65 > circuit_graph._NODE / 2 + 3, node

@@ -4,10 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from circuits.figures.layout import BAR, LINE, NARROWEST, draw, least_width
+from circuits.figures.layout import BAR, NARROWEST, draw, least_width
 from circuits.figures.panels import Series, bars, curve, heat, points, scatter, spectrum
-
-LONG = [f"zoo:matrix-completion-7x7-seeds/seed-{seed}@step-4000" for seed in range(3)]
 
 
 def panels():
@@ -39,24 +37,6 @@ def test_panels_stand_in_rows_without_touching(columns):
     assert [note.text for note in layout.annotations] == [panel.title for panel in panels()]
     assert least_width(figure) >= NARROWEST
     assert least_width(draw(panels(), columns=3)) > least_width(draw(panels(), columns=2))
-
-
-def test_long_labels_become_short_and_the_subtitle_says_what_they_are():
-    figure = draw([points({"x": Series(LONG, [1.0, 2.0, 3.0])})], "Title", "Points.")
-    axis = figure.layout.xaxis
-    assert list(axis.tickvals) == LONG
-    assert max(map(len, axis.ticktext)) <= 12
-    said = figure.layout.title.subtitle.text
-    assert said.startswith("Points. ")
-    assert "zoo:matrix-completion-7x7-seeds" in said.replace("<br>", " ")
-
-
-def test_titles_of_panels_are_broken_into_lines_with_room_for_them():
-    long = heat(np.eye(2), "effect of each head alone on the error at hidden entries of the last checkpoint")
-    figure = draw([long, heat(np.eye(2), "b"), long, heat(np.eye(2))], columns=2)
-    lines = figure.layout.annotations[0].text.count("<br>") + 1
-    assert lines > 1
-    assert figure.layout.margin.t >= LINE * lines
 
 
 def test_colour_bars_stand_beside_their_panels_and_never_lower_than_their_numbers():

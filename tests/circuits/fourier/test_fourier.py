@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, fourier
+from circuits import fourier
 from circuits.interventions.fitted import fourier_values
 
 PERIODS = [1, 2, 3, 8, 13, 113]
@@ -248,35 +248,3 @@ def test_gini():
     assert fourier.gini(values) == pytest.approx(pairs)  # half the relative mean difference
     assert fourier.gini(7 * values) == pytest.approx(pairs)
     assert fourier.gini([0.0, 0.0]) == 0
-
-
-def small_grid(tokens, **changes):
-    return fourier.Grid.of_inputs(tokens, **{"coords": {"a": 0, "b": 1}, "values": 5, **changes})
-
-
-@pytest.mark.usefixtures("untyped")
-def test_faults_are_one_line():
-    for call, message in (
-        (lambda: fourier.basis(0), "period=0; give a whole number of at least 1"),
-        (lambda: fourier.spectrum(torch.tensor([1.0, math.inf, math.nan])), r"\[3\] has 2 infinite or NaN"),
-        (lambda: fourier.spectrum(3.0), "has no axis"),
-        (lambda: fourier.transform(torch.zeros(0, 3)), "has no entries"),
-        (lambda: fourier.spectrum(noise(4, 3), axis=2), r"no axis 2 in \[4, 3\]"),
-        (lambda: fourier.Grid({"row": 0}), r'Grid: axes are names and sizes, such as \{"row": 7'),
-        (lambda: fourier.spectrum(noise(24, 3), (5, 5)), "has 24 entries, the grid 5 × 5"),
-        (
-            lambda: small_grid(inputs(5, 0)[:-1]),
-            "each of the 25 combinations of a, b once; 24 of 24 examples are on the grid, 24 of them different",
-        ),
-        (lambda: small_grid(inputs(5, 0), values=[[0, 0], [0, 1]]), "different ids"),
-        (lambda: fourier.components(fourier.Grid({"a": 4, "b": 5}), [1]), r"equal sides .*\[4, 5\]"),
-        (lambda: fourier.components(fourier.Grid({"a": 5}), [1.5]), r"keys \[1.5\]"),
-        (lambda: fourier.spectrum(noise(4)).bands("y"), "by='y'; choose from 'block', 'component', 'x'"),
-        (lambda: fourier.key_frequencies(planted(), "largest"), "rule='largest'; choose from 'noise'"),
-        (lambda: fourier.Noise(-1), r"Noise\(-1\): give a number from 0"),
-        (lambda: fourier.clusters(planted().total()), r"one axis of neurons .*; got \[\]"),
-        (lambda: fourier.clusters(planted(), 85), "threshold=85; give a share"),
-    ):
-        with pytest.raises(CircuitsError, match=message) as caught:
-            call()
-        assert "\n" not in str(caught.value)

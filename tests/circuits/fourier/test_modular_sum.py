@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from circuits import fourier
-from circuits.errors import CircuitsError
 from circuits.fourier import ModularSum, share, variance_explained
 
 
@@ -71,20 +70,6 @@ def test_cosines_against_least_squares(p, q):
     assert fit.explained(total.frequencies) == pytest.approx(r_squared)
     constant = torch.full((p * p, q), 0.3, dtype=torch.float64)
     assert total.cosines(constant).explained([1]) == 0
-
-
-@pytest.mark.usefixtures("untyped")
-def test_frequencies_count_once_and_are_those_of_the_period():
-    total = ModularSum(grid(7), (1, 1), 7)
-    fit = total.cosines(random_logits(7, 7))
-    assert torch.equal(fit.fitted(iter([1, np.int64(1), 3])), fit.fitted([1, 3]))
-    assert fit.explained(np.array([1, 3, 1])) == fit.explained([1, 3])
-    assert torch.equal(total.block(np.array([1])), total.block([1]))
-    assert torch.equal(fit.fitted([]), fit.coefficients[0].expand(49, 7))
-    for wrong in (0, -1, 4, 1.0):
-        for use in (fit.fitted, fit.explained):
-            with pytest.raises(CircuitsError, match="frequencies from 1 to 3 for period 7"):
-                use([1, wrong])
 
 
 def test_restricted_and_excluded_are_nandas_on_the_complete_grid():
@@ -155,18 +140,3 @@ def test_what_comes_after_a_function_of_those_before_it_counts(design):
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-9)
     share_of = variance_explained(torch.tensor(values), torch.tensor(regressors))
     assert float(share_of) == pytest.approx(np.var(expected) / np.var(values))
-
-
-def test_faults_are_one_line():
-    total = ModularSum(grid(5), (1, 1), 5)
-    for make, message in (
-        (lambda: ModularSum(grid(5), (1,), 5), "1 coefficients"),
-        (lambda: ModularSum(grid(5), (1, 1), 1), "period 1"),
-        (lambda: ModularSum(grid(5) + 0.3, (1, 1), 5), "whole numbers"),
-        (lambda: total.waves(3), "frequencies from 1 to 2 for period 5"),
-        (lambda: total.directions([]), "frequencies from 1 to 2"),
-        (lambda: total.restricted(random_logits(5, 5), [0]), r"got \[0\]"),
-        (lambda: total.cosines(random_logits(5, 4)), r"got \[25, 4\]"),
-    ):
-        with pytest.raises(CircuitsError, match=message):
-            make()

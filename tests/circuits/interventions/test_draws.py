@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from circuits import Draws, ablate, draws, edit, permute, run, sweep
+from circuits import ablate, draws, edit, permute, run, sweep
 from circuits.statistics import summarise
 
 
@@ -66,19 +66,6 @@ def test_a_row_for_each_draw_and_one_that_pools_them(causal, tokens, other_token
     assert len(result.interventions["many"]) == 4
 
 
-def test_the_pooled_row_says_only_what_all_draws_have_in_common(causal, tokens):
-    generator = torch.Generator().manual_seed(2)
-    heads = [(1, int(torch.randint(0, 4, (), generator=generator))) for _ in range(4)]
-    assert len(set(heads)) > 1
-    order = iter(heads)
-    drawn = draws(lambda seed: ablate.zero([next(order)]), 4)
-    frame = sweep(causal, tokens, {"a head of layer 1": drawn}, metric=lambda o: o[:, -1, 0]).frame
-    assert frame["layer"].tolist() == [1] * 5
-    assert frame["head"].fillna(-1).tolist() == [-1, *(head for _, head in heads)]
-    assert frame["site"].tolist() == ["z"] * 5
-    assert frame["intervention"].tolist() == ["ablate.zero"] * 5
-
-
 def test_draws_without_effect_are_no_effect_together(causal, tokens):
     """Three times a number, divided by three, need not be the number."""
     nothing = draws(lambda seed: edit("z", lambda z: z), 3)
@@ -86,7 +73,3 @@ def test_draws_without_effect_are_no_effect_together(causal, tokens):
     assert frame["null_effect"].all()
     assert (frame["effect"] == 0).all()
     assert (frame["p_value"].dropna() == 1).all()
-    some = Draws((edit("z", lambda z: z), ablate.zero("0.1")))
-    frame = sweep(causal, tokens, {"one of two": some}, metric=lambda o: o[:, -1, 0]).frame
-    assert frame["null_effect"].tolist() == [False, True, False]
-    np.testing.assert_allclose(frame["effect"][0], frame["effect"][2] / 2)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from circuits import ablate, intervene, patch, run
+from circuits import ablate, patch, run
 
 INTERVENTIONS = {
     "path": lambda tokens, source, grid: patch.path("0.1", "resid_post.1", source=source),
@@ -53,23 +53,3 @@ def test_a_hook_that_runs_the_model_changes_nothing(
     expected, alone = run(model, given, one), run(model, given)
     calling(model, grid if name == "frequencies" else inside, [site])
     assert_same(run(model, given, one), expected, alone)
-
-
-def test_run_with_hooks_is_a_run_like_any_other(make_model, hooked_only, tokens, other_tokens, grid):
-    """Also inside a hook, where it is one of its own."""
-    model = make_model()
-    one = INTERVENTIONS["frequencies"](tokens, other_tokens, grid)
-    given = grid[:8]
-    expected, inside = run(model, given.flip(0), one), []
-
-    def call(x, hook):
-        if not inside:
-            inside.append(True)
-            inside.append(model.run_with_hooks(given))
-
-    with intervene(model, one):
-        assert torch.equal(model.run_with_hooks(given.flip(0)), expected)
-        model.add_hook("blocks.0.attn.hook_attn_scores", call)
-        assert torch.equal(model(given.flip(0)), expected)
-    model.reset_hooks()
-    assert torch.equal(inside[1], run(model, given, one))

@@ -6,6 +6,7 @@ import torch
 from circuits import CircuitsError, patch, run
 from circuits.model.hooked_model import HookedModel
 from circuits.model.supported import FAMILIES
+from tests.circuits.conftest import activations
 
 families = pytest.importorskip("tests.circuits.families")
 
@@ -17,15 +18,13 @@ SOURCE = torch.randint(3, families.WORDS, (3, 7), generator=GENERATOR)
 
 def read(model, tokens, place, edits=()):
     """One activation of a forward by hand, under functions by place."""
-    seen, edits = {}, dict(edits)
+    edits = dict(edits)
 
-    def at(site, layer, x):
-        x = edits.get((site, layer), lambda x: x)(x)
-        seen[site, layer] = x
-        return x
+    def edited(site, layer, x):
+        return edits[site, layer](x) if (site, layer) in edits else x
 
-    output = families.forward(model, tokens, at)
-    return seen[place] if place is not None else output
+    seen, output = activations(families.forward, model, tokens, edited)
+    return output if place is None else seen[place]
 
 
 def change_of(model, sender):

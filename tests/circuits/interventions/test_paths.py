@@ -7,20 +7,9 @@ import torch
 
 from circuits import CircuitsError, ablate, cache, circuit, edit, intervene, patch, run, sweep
 from circuits.model.hooked_model import HookedModel
+from tests.circuits.conftest import CAPS, LOCAL, RMS, SANDWICH, activations, weights_of
 
 POSITIONS = (1, 4)
-
-
-def activations(by_hand, model, tokens, edited=lambda s, at, x: x):
-    """Every activation as (site, layer) -> tensor, after `edited`."""
-    found = {}
-
-    def keep(s, at, x):
-        found[s, at] = edited(s, at, x)
-        return found[s, at]
-
-    by_hand(model, tokens, keep)
-    return found
 
 
 def put(x, new, heads=None, positions=None):
@@ -48,7 +37,7 @@ def path_by_hand(
     """Three passes. theirs: the source's activations; senders, receivers: (site, layer) -> heads, or None for all;
     around: what hooks of the user's own do.
     """
-    clean = activations(by_hand, model, tokens, around)
+    clean, _ = activations(by_hand, model, tokens, around)
 
     def only_the_sender(s, at, x):
         x = around(s, at, x)
@@ -57,7 +46,7 @@ def path_by_hand(
             x = clean[s, at]
         return put(x, theirs[s, at], senders[s, at], positions) if (s, at) in senders else x
 
-    received = activations(by_hand, model, tokens, only_the_sender)
+    received, _ = activations(by_hand, model, tokens, only_the_sender)
 
     def with_the_receiver(s, at, x):
         x = around(s, at, x)
@@ -93,15 +82,7 @@ BLOCKS = {
     "post-norm": {"norm": "post"},
     "parallel": {"parallel_attn_mlp": True},
     "shortformer": {"positional_embedding_type": "shortformer"},
-    "gemma": {
-        "normalization_type": "RMS",
-        "use_normalization_before_and_after": True,
-        "attn_scores_soft_cap": 2.0,
-        "output_logits_soft_cap": 3.0,
-        "use_local_attn": True,
-        "attn_types": ["local", "global", "local"],
-        "window_size": 3,
-    },
+    "gemma": {**RMS, **SANDWICH, **CAPS, **LOCAL, "attn_types": ["local", "global", "local"]},
 }
 
 
@@ -114,7 +95,7 @@ def deep(request, family, make_model):
 
 @pytest.fixture
 def theirs(deep, other_tokens, by_hand):
-    found = activations(by_hand, deep, other_tokens)
+    found, _ = activations(by_hand, deep, other_tokens)
     # Position embeddings do not depend on the tokens; as a source of them serves a tensor.
     found["pos_embed", None] = found["pos_embed", None].flip(1)
     return found
@@ -142,14 +123,12 @@ def test_senders_and_receivers_against_three_passes_by_hand(
 def test_closed_form_without_norms_and_mlps(family, make_model, tokens, other_tokens):
     """The direct path from a head to the output is (z' − z) W_O W_U, and of several heads the sum."""
     model = make_model(family=family, attn_only=True, normalization_type=None, n_layers=2)
-    weights = {name: value.detach() for name, value in HookedModel.of(model).named_weights().items()}
-    unembed = weights["unembed.W_U"] if "unembed.W_U" in weights else weights["unembed.weight"].T
+    weights = {name: value.detach() for name, value in weights_of(model).items()}
+    unembed = weights["unembed.W_U"]
     clean, theirs, own = run(model, tokens), cache(model, other_tokens, ["z"]), cache(model, tokens, ["z"])
     total = torch.zeros_like(clean)
     for layer in range(2):
-        out = weights.get(f"blocks.{layer}.attn.W_O")
-        if out is None:
-            out = weights[f"blocks.{layer}.attn.o.weight"].T.reshape(4, 4, 16)
+        out = weights[f"blocks.{layer}.attn.W_O"]
         for head in (0, 3):
             z = (theirs[f"z.{layer}"] - own[f"z.{layer}"])[:, :, head]
             expected = z @ out[head] @ unembed
@@ -166,21 +145,6 @@ def test_closed_form_without_norms_and_mlps(family, make_model, tokens, other_to
 
 
 # ---- Several paths
-
-
-def every_edge(model, source, through=None):
-    """A path along every edge, from layers' heads together, MLPs and embeddings."""
-    surface, paths = HookedModel.of(model), []
-    senders = list(surface.embeddings)
-    for layer in range(surface.n_layers):
-        receivers = [f"{site}.{layer}" for site in "qkv"]
-        paths += [patch.path(sender, one, source, through) for sender in senders for one in receivers]
-        attention, mlps = f"z.{layer}", f"blocks.{layer}.hook_mlp_out" in surface.hooks
-        # In parallel blocks the MLP does not hear the attention beside it.
-        heard = senders if f"blocks.{layer}.hook_resid_mid" not in surface.hooks else [*senders, attention]
-        paths += [patch.path(sender, f"mlp_pre.{layer}", source, through) for sender in heard * mlps]
-        senders += [attention, *[f"mlp_out.{layer}"] * mlps]
-    return [*paths, *(patch.path(sender, "output", source, through) for sender in senders)]
 
 
 def single_edges(model, source):
@@ -206,15 +170,6 @@ def test_all_single_edges_from_noise_are_the_noise_in_the_stream(featured, token
     }
     expected = run(featured, tokens, *(patch.activations(site, noise) for site in sites))
     assert_same(run(featured, tokens, *single_edges(featured, noise)), expected, run(featured, tokens))
-
-
-@pytest.mark.parametrize("through", [None, "mlps"])
-def test_all_edges_cut_at_once_give_the_source_run(featured, tokens, other_tokens, through, assert_same):
-    """On each kind of model that is supported; and with positions cut apart."""
-    source = run(featured, other_tokens)
-    paths = every_edge(featured, other_tokens, through)
-    assert_same(run(featured, tokens, *paths), source, run(featured, tokens))
-    assert_same(run(featured, tokens, *reversed(paths)), source, run(featured, tokens))
 
 
 @pytest.mark.parametrize("through", [None, "mlps"])

@@ -3,54 +3,13 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, cache, edit, intervene, run
+from circuits import CircuitsError, ablate, cache, edit, intervene
 from circuits.model.hooked_model import HookedModel
 
 
 @pytest.fixture
 def bridge(make_model):
     return make_model(family="TransformerBridge")
-
-
-def shifted(site, layer=0, by=1.0):
-    """An edit and the same for the forward by hand; unevenly, as softmax does not see an even shift."""
-
-    def shift(x):
-        return x + by * torch.arange(x.numel(), dtype=x.dtype).sin().reshape(x.shape)
-
-    return edit(f"{site}.{layer}", shift), lambda s, at, x: shift(x) if (s, at) == (site, layer) else x
-
-
-def in_turn(*edits):
-    def apply(site, layer, value):
-        for one in edits:
-            value = one(site, layer, value)
-        return value
-
-    return apply
-
-
-@pytest.mark.parametrize("site", ["resid_pre", "q", "k", "v", "z", "attn_out", "mlp_pre", "mlp_post"])
-def test_users_hooks_before_and_after_ours(bridge, tokens, by_hand, assert_same, site):
-    """Theirs fires on what ours left, or the other way round, in the order in which they were put on."""
-    ours, by_ours = shifted(site)
-    hook = HookedModel.of(bridge).at(ours.places[0].site)[0][1]
-
-    def double(s, at, x):
-        return 2 * x if (s, at) == (site, 0) else x
-
-    def theirs(x, hook):
-        return 2 * x
-
-    clean = by_hand(bridge, tokens)
-    bridge.add_hook(hook, theirs)
-    assert_same(run(bridge, tokens, ours), by_hand(bridge, tokens, in_turn(double, by_ours)), clean)
-    bridge.reset_hooks()
-    with intervene(bridge, ours):
-        bridge.add_hook(hook, theirs)
-        assert_same(bridge(tokens), by_hand(bridge, tokens, in_turn(by_ours, double)), clean)
-        bridge.reset_hooks()
-        assert_same(bridge(tokens), by_hand(bridge, tokens, by_ours), clean)
 
 
 def test_what_a_later_start_leaves_out_is_not_edited(bridge, tokens):

@@ -89,14 +89,6 @@ def test_unchecked_serves_every_site_and_says_so_in_results(hf_model, families):
     assert "unchecked" in sweep(model, TOKENS, {"a": ablate.zero("0.1")}, last).settings
 
 
-def test_paths_were_compared_for_some_families(hf_model, families):
-    model = hf_model("phi", fresh=True)
-    path = patch.path("0.1", "output", TOKENS.flip(0))
-    with pytest.raises(CircuitsError, match=r"were not compared with a forward by hand.*circuits\.unchecked"):
-        run(model, TOKENS, path)
-    run(unchecked(model), TOKENS, path)
-
-
 @pytest.mark.parametrize("part", ["z", "resid_mid"])
 def test_a_write_that_goes_astray_is_seen(hf_model, families, monkeypatch, part):
     """A write at z that arrives half, and one at resid_mid that reaches only the MLP."""

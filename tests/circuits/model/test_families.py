@@ -7,14 +7,13 @@ import torch
 
 from circuits import Site, edit, intervene
 from circuits.model.hooked_model import HookedModel
-from circuits.model.sites import KINDS
 from circuits.model.supported import FAMILIES, PROVED_VERSIONS
+from tests.circuits.model.test_hooked_model import places, write
 
 families = pytest.importorskip("tests.circuits.families")
 
 ROOT = Path(__file__).parents[3]
 TOKENS = torch.randint(3, families.WORDS, (4, 7), generator=torch.Generator().manual_seed(1))
-NOISE = torch.randn(4 * 7 * 4 * 7 * 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 #: Every family with its weights as they are, and the commonest norms and attentions in each other mode.
 IN_MODES = [
     *((name, "raw") for name in families.NAMES),
@@ -22,21 +21,6 @@ IN_MODES = [
     ("gemma2", "processed"),
     ("bert", "compatible"),
 ]
-
-
-def write(x):
-    return x + NOISE[: x.numel()].reshape(x.shape)
-
-
-def places(model):
-    """Every (site, layer) that the model's surface supports."""
-    surface = HookedModel.of(model)
-    return [
-        (name, layer)
-        for name, kind in KINDS.items()
-        for layer in (range(surface.n_layers) if kind.per_layer else [None])
-        if Site(name, layer).hook() in surface.hooks
-    ]
 
 
 def errors(model, tokens=TOKENS, keep=None):

@@ -73,30 +73,6 @@ def test_each_generation_has_a_prompt_of_its_own(rotary, by_hand, prompt):
         assert torch.equal(second, loop(by_hand, rotary, first[:, : PROMPT + 1], PROMPT + 1))
 
 
-def test_loops_with_a_cache_each_may_take_turns(make_model, hooked_only, tokens):
-    """Their prompts have lengths of their own: each loop gives what it gives alone."""
-    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
-
-    model, alike = make_model(**ROTARY), torch.tensor([[3]])
-
-    def steps(text):
-        past, given = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", 1), text
-        for _ in range(NEW):
-            yield model(given, past_kv_cache=past, attention_mask=torch.ones_like(given))[:, -1]
-            given = alike
-
-    texts = [tokens[:1, :PROMPT], tokens[1:2, : PROMPT - 1], tokens[2:3, :PROMPT]]
-    for positions in ("new", [-1], slice(0, -1)):
-        alone = []
-        for text in texts:
-            with intervene(model, push(positions)):
-                alone.append(list(steps(text)))
-        with intervene(model, push(positions)):
-            in_turns = list(zip(*map(steps, texts), strict=True))
-        for turn, own in zip(in_turns, zip(*alone, strict=True), strict=True):
-            assert all(map(torch.equal, turn, own))
-
-
 def test_a_stream_of_tokens(rotary, by_hand, prompt, other_tokens):
     if not hasattr(type(rotary), "generate_stream"):
         pytest.skip("this transformer-lens has no generate_stream")

@@ -5,17 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from circuits import (
-    CircuitsError,
-    ablate,
-    intervene,
-    patch,
-    patterns,
-    probe,
-    prompts,
-    run,
-    sweep,
-)
+from circuits import CircuitsError, ablate, intervene, patch, patterns, probe, prompts, run, sweep
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import padding
 

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from circuits import patch
+from tests.circuits.conftest import activations
 
 WEIGHT = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
 FEW = {"draws": 20, "flips": 20}
@@ -22,17 +23,6 @@ def weighed(output):
 
 def curved(output):
     return (output.log_softmax(-1) * WEIGHT).sum((1, 2))
-
-
-def activations(forward, model, tokens, edited=lambda s, at, x: x):
-    """Every activation as (site, layer) -> tensor, after `edited`; and the output."""
-    found = {}
-
-    def keep(s, at, x):
-        found[s, at] = edited(s, at, x)
-        return found[s, at]
-
-    return found, forward(model, tokens, keep)
 
 
 def on_the_way(by_hand, model, base, source, fraction):

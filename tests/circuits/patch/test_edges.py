@@ -6,6 +6,7 @@ import torch
 
 from circuits import CircuitsError, cache, circuit, logit_difference, patch, prompts, run
 from circuits.statistics import bootstrap
+from tests.circuits.conftest import CAPS, RMS, SANDWICH
 from tests.circuits.patch.by_hand import (
     ONE,
     assert_equal,
@@ -39,27 +40,9 @@ def test_edges_are_derivatives_along_paths_by_hand(model, tokens, other_tokens, 
     assert_equal({name: lows[name] for name in some}, expected)
 
 
-RMS = {"normalization_type": "RMS"}
-OTHER_BLOCKS = {
-    "parallel": {"parallel_attn_mlp": True, "act_fn": "gelu"},
-    "gemma": RMS
-    | {
-        "use_normalization_before_and_after": True,
-        "attn_scores_soft_cap": 2.0,
-        "output_logits_soft_cap": 3.0,
-    },
-    "olmo2": RMS
-    | {"original_architecture": "Olmo2ForCausalLM", "use_local_attn": True, "attn_types": ["local", "global"]}
-    | {"window_size": 3},
-}
-
-
-@pytest.mark.parametrize("block", OTHER_BLOCKS)
-def test_edges_of_other_blocks_against_passes_by_hand(
-    make_model, hooked_only, tokens, other_tokens, by_hand, block
-):
-    """Where a norm follows a head, also its derivative is that of the run on the way."""
-    model = make_model(family=hooked_only, **OTHER_BLOCKS[block])
+def test_integrated_edges_where_a_norm_follows_a_head(make_model, hooked_only, tokens, other_tokens, by_hand):
+    """Also its derivative is that of the run on the way."""
+    model = make_model(family=hooked_only, **RMS, **SANDWICH, **CAPS)
     found = by_name(edges(model, tokens, other_tokens, curved, method="integrated", steps=2, **ONE))
     given, some = (model, tokens, other_tokens), list(found)[::8]
     ways = [on_the_way(by_hand, *given, fraction) for fraction in midpoints(2)]
@@ -196,13 +179,6 @@ def test_rows_are_in_the_order_of_exact_effects_where_measured(make_model, token
     assert first_row.split()[0] == str(found.frame["rank"].iloc[0])
 
 
-def test_a_hook_on_the_stream_itself_is_refused(causal, tokens, other_tokens):
-    handle = causal.blocks[1].register_forward_hook(lambda module, inputs, output: None)
-    with pytest.raises(CircuitsError, match="a hook of yours is on the residual stream in layer 1"):
-        edges(causal, tokens, other_tokens, weighed, **ONE)
-    handle.remove()
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_every_precision_of_hugging_face(hf_model, name):
     """Estimates are those of float64."""
@@ -236,9 +212,3 @@ def test_edges_at_spans_are_paths_there(causal, tokens, other_tokens):
         values = [curved(run(causal, tokens, *edit)).mean().item() for edit in ((cut,), ())]
         assert row["effect"] == pytest.approx(values[0] - values[1], abs=1e-6)
     assert len(found.top(len(found.frame))) == len(whole)
-
-
-@pytest.mark.parametrize("spans", [{}, [1], {"noun": "1"}, {"noun": [-1]}, {"noun": []}])
-def test_spans_are_positions_by_name(causal, tokens, other_tokens, spans):
-    with pytest.raises(CircuitsError, match=r"patch\.edges: span"):
-        patch.edges(causal, tokens, other_tokens, spans=spans)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, patch
-from tests.circuits.conftest import BRIDGE, build
+from circuits import patch
+from tests.circuits.conftest import build
 
 
 class SoftmaxAtTwo(torch.autograd.Function):
@@ -90,8 +90,3 @@ def test_all_edges_of_the_embedding_together_carry_its_gradient_by_hand(model, t
     total = {method: frame[frame["sender"] == "embed"]["estimate"].sum() for method, frame in found.items()}
     assert total["gim"] == pytest.approx(expected, rel=1e-6)
     assert total["integrated"] != pytest.approx(expected, rel=1e-2)
-
-
-def test_a_bridge_is_refused_in_one_line(tokens, other_tokens):
-    with pytest.raises(CircuitsError, match='method "gim" needs a HookedTransformer'):
-        patch.edges(build(family=BRIDGE), tokens, other_tokens, metric, method="gim")

@@ -135,17 +135,3 @@ def test_effects_of_either_sign_are_noticed_and_ranked_by_size(model, tokens, ot
     (measured,) = ranked.frame[ranked.frame["effect_size"].notna()].to_dict("records")
     assert measured["rank"] == 1
     assert abs(measured["effect"]) < 1e-9 < measured["effect_size"]
-
-
-@pytest.mark.parametrize("screened", BOTH)
-def test_faults_are_one_line(screened, causal, tokens, other_tokens):
-    for arguments, message in (
-        ({"method": "grad"}, "method='grad'; choose from 'gradient', 'integrated'"),
-        ({"exact": "verified"}, 'give how many top rows to measure, exact=10, or exact="all"'),
-        ({"draws": 0}, "draws and flips are positive numbers up to .*, got 0 and 9999"),
-        ({"metric": lambda output: (0 * output[:, -1, 0]).sqrt()}, "is not finite"),
-        ({"line": "site"}, "no argument line=; .* exact= measures the largest"),
-    ):
-        with pytest.raises(CircuitsError, match=message) as caught:
-            screened(causal, **({"base": tokens, "source": other_tokens, "metric": weighed} | arguments))
-        assert "\n" not in str(caught.value)

@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, heads, intervene, patterns
+from circuits import ablate, edit, heads, intervene, patterns
 from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
+from tests.circuits.conftest import activations
 
 LENGTH = 6
 
@@ -20,15 +21,8 @@ def seen(by_hand):
     """Patterns of a model, [layer] -> [batch head query key], from a forward written by hand."""
 
     def look(model, tokens):
-        found = {}
-
-        def keep(site, layer, value):
-            if site == "pattern":
-                found[layer] = value.numpy()
-            return value
-
-        by_hand(model, tokens, keep)
-        return found
+        found, _ = activations(by_hand, model, tokens)
+        return {layer: x.numpy() for (site, layer), x in found.items() if site == "pattern"}
 
     return look
 
@@ -100,28 +94,6 @@ def test_which_keys_are_visible_is_read_off_the_model(featured, tokens, seen):
         sees = expected[row.layer][:, row.head][:, 1:]
         share = (sees & before.numpy()[1:]).sum(-1) / sees.sum(-1)
         assert row.chance == pytest.approx(share.mean(), abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("keys", "chance"),
-    [
-        (patterns.identity(LENGTH), 1 / 6),
-        (patterns.row(2, 3), 1 / 2),
-        (patterns.row(2, 3, itself=False), 1 / 3),
-        (patterns.column(2, 3), 1 / 3),
-        (patterns.column(2, 3, itself=False), 1 / 6),
-        (patterns.constant(LENGTH, [0, -1]), 1 / 3),
-    ],
-)
-def test_a_head_that_attends_exactly_to_a_template_scores_one(grid, tokens, keys, chance):
-    with intervene(grid, attending(spread(keys), "1.2")):
-        found = patterns.scores(grid, tokens, {"mine": keys}).frame
-    row = found[(found["layer"] == 1) & (found["head"] == 2)].iloc[0]
-    assert row["score"] == pytest.approx(1, abs=1e-12)
-    assert row["chance"] == pytest.approx(chance, abs=1e-12)
-    assert row["corrected"] == pytest.approx(1, abs=1e-12)
-    assert row["bits"] == pytest.approx(-math.log2(chance), abs=1e-9)
-    assert (found["score"] < 0.99).sum() == len(found) - 1
 
 
 def test_templates_that_depend_on_the_batch(grid, tokens, mask):
@@ -197,14 +169,6 @@ def test_intervals_are_those_of_a_bootstrap_by_hand(grid, tokens, mask):
             bounds = [getattr(row, f"{name}_ci_{end}") for name in ("score", "effect", "corrected")]
             assert bounds == pytest.approx(list(expected), abs=1e-12)
     assert (found.frame["score_ci_low"] < found.frame["score_ci_high"]).all()
-
-
-def test_one_example_has_no_interval_and_no_class(grid, tokens):
-    keys = patterns.identity(LENGTH)
-    with intervene(grid, attending(spread(keys))):
-        found = patterns.scores(grid, tokens[:1], {"identity": keys})
-    assert found.frame[["score_ci_low", "effect_ci_high", "corrected_ci_low"]].isna().all().all()
-    assert set(patterns.classify(found).groups) == {"unclear"}
 
 
 def test_bits_are_the_divergence_of_two_level_attention_from_uniform():
@@ -417,29 +381,3 @@ def test_duplicate_and_induction_by_loops():
                 assert set(found[row, query].nonzero().flatten().tolist()) == earlier
     assert patterns.induction(torch.tensor([[1, 2, 1]])).nonzero().tolist() == [[0, 2, 1]]
     assert patterns.duplicate(torch.tensor([[1, 2, 1]])).nonzero().tolist() == [[0, 2, 0]]
-
-
-def test_what_does_not_fit_is_refused(grid, tokens):
-    own, ones = patterns.identity(LENGTH), torch.ones(8, dtype=torch.long)
-    for given, message in (
-        ({"templates": {}}, "no templates"),
-        ({"templates": {"a": torch.ones(6, 6)}}, "expected bool .6, 6. or .8, 6, 6., got float32"),
-        ({"templates": {"a": lambda rows: rows}}, "template 'a': .* got int64"),
-        ({"layers": 2}, "no layer 2: there are layers 0, 1"),
-        ({"positions": torch.ones(3, 6, dtype=torch.bool)}, r"here \[6\] or \[8, 6\]; got \[3, 6\]"),
-        ({"batch": (torch.ones(8), torch.ones(8))}, "batch has 2; of several tensors make .*Dataset"),
-        ({"draws": 0}, "draws=0"),
-    ):
-        with pytest.raises(CircuitsError, match=message):
-            patterns.scores(grid, tokens, **({"templates": {"a": own}} | given))
-    for given, message in (
-        ({"other": torch.zeros(8, 5, dtype=torch.long)}, "at least 2 rows; got"),
-        ({"groups": ones[:5]}, r"groups are 6 whole numbers from 0; got \[5\] of int64"),
-        ({"after": 0 * ones}, "in 8 pairs nothing moves: before equals after"),
-        ({"after": 3 * ones}, "no position is in group 3, which before or after names; groups are 0, 1, 2"),
-    ):
-        usual = {"groups": GROUPS, "before": 0 * ones, "after": ones, "other": tokens}
-        with pytest.raises(CircuitsError, match=message):
-            patterns.follow(grid, tokens, **(usual | given))
-    with pytest.raises(CircuitsError, match="no layer 0: there are layers 1 in what was recorded"):
-        patterns.attention(grid, patterns.record(grid, tokens, layers=1), layers=0)

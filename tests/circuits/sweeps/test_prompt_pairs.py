@@ -85,20 +85,18 @@ def test_a_mistake_is_one_line_with_its_row(model, tmp_path, change, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", r"has no rows; its columns are clean, answer, wrong, corrupted"),
-        ("clean,answer\nw1, w2", r"row 1: nothing in column wrong"),
-        ("clean,answer,wrong\nw1, w2, w3, w4", r"row 1: not the columns of row 1, or of the header"),
+        ("", "has no rows; its columns are clean, answer, wrong, corrupted"),
+        ("clean,answer\nw1, w2", "row 1: nothing in column wrong"),
+        ("clean,answer,wrong\nw1, w2, w3, w4", "row 1: not the columns of row 1, or of the header"),
+        (None, "no CSV or JSON Lines that can be read: No such file"),
     ],
 )
 def test_files_that_hold_no_prompts(model, tmp_path, content, message):
-    (tmp_path / "prompts.csv").write_text(content)
+    file = tmp_path / "prompts.csv"
+    if content is not None:
+        file.write_text(content)
     with pytest.raises(CircuitsError, match=message):
-        read_prompts(model, tmp_path / "prompts.csv")
-    with pytest.raises(CircuitsError, match="no CSV or JSON Lines that can be read: No such file"):
-        read_prompts(model, tmp_path / "nowhere.csv")
-    (tmp_path / "prompts.jsonl").write_text("clean")
-    with pytest.raises(CircuitsError, match="no CSV or JSON Lines that can be read"):
-        read_prompts(model, tmp_path / "prompts.jsonl")
+        read_prompts(model, file)
 
 
 def test_token_ids_need_no_tokenizer(tmp_path, causal):
