@@ -1,19 +1,10 @@
-"""Runs that are killed, files that are mangled, verbs that are interrupted, by the hundred; each trial has a number
-that repeats it.
+"""Runs that are killed, files that are mangled, verbs that are interrupted, by the hundred: docs/reliability.md.
 
-    python -m tests.campaigns kill --n 200
-    python -m tests.campaigns mangle --n 10000 [--only NUMBER]
-    python -m tests.campaigns interrupt --n 2000
+    python -m tests.campaigns kill|mangle|interrupt --n 200 [--only NUMBER]
 
-`kill`: a run is killed one to three times with SIGKILL, at a random moment or at a random operation on the disk. After
-each death every checkpoint on the disk has the weights of the run that was left alone; then the same command goes on.
-At its end all weights and the metrics log are the same bytes, and nothing unfinished is left.
-
-`mangle`: a file of a run is spoilt, then read. It is refused in one line, or gives the bits that were saved. `run.json`
-and the logs carry no digest: of these only the form can be checked.
-
-`interrupt`: SIGINT comes at a random instant of a verb of `circuits`, as by Ctrl-C. Weights, hooks, modes and gradients
-are what they were, and the model computes what it did.
+Each trial has a number that repeats it. A run that is killed, at a random moment or operation on the disk, has at every
+time the checkpoints of the run that was left alone, and at its end all its bytes. A mangled file is refused in one
+line, or gives the bits that were saved; `run.json` and the logs carry no digest, so of these only the form is checked.
 """
 
 from __future__ import annotations
@@ -29,11 +20,11 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-import traceback
+import timeit
 import warnings
 from collections.abc import Callable
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +47,6 @@ SETTINGS = {
 OPERATIONS = ("open", "rename", "replace", "fsync", "unlink", "rmdir", "mkdir")
 
 
-def expect(held: bool, what: str) -> None:
-    if not held:
-        raise AssertionError(what)
-
-
 def train(run: Path) -> int:
     from interp_tasks.cli import main
 
@@ -68,26 +54,22 @@ def train(run: Path) -> int:
     return main(["train", "modular-addition", *sets, "--out", str(run), "--quiet"])
 
 
-# ---- Killed
+def exit_status(act: Callable[[], Any], output: Path, seconds: float | None = None) -> int:
+    """Does something in a child, killed after so many seconds; returns its exit status (of a signal minus it)."""
 
-
-def forked(act: Callable[[], Any], output: Path) -> int:
-    """Does something in a child, with its output in a file; returns its process id."""
-    sys.stdout.flush()
-    if pid := os.fork():
-        return pid
-    status = 70
-    try:
+    def child() -> None:
         with output.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         warnings.simplefilter("ignore")
-        status = int(act() or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(status)
+        sys.exit(act())
+
+    process = get_context("fork").Process(target=child)
+    process.start()
+    process.join(seconds)
+    process.kill()
+    process.join()
+    return process.exitcode or 0
 
 
 def die_at(number: int) -> None:
@@ -106,19 +88,6 @@ def die_at(number: int) -> None:
         setattr(os, name, watched(getattr(os, name)))
 
 
-def exit_status(pid: int, seconds: float | None = None) -> int:
-    """Waits for a child, and kills it after so many seconds; returns its exit status, of a signal minus its number."""
-    end = None if seconds is None else time.monotonic() + seconds
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if end is not None and time.monotonic() > end:
-            os.kill(pid, signal.SIGKILL)
-            end = None
-        time.sleep(0.001)
-
-
 def weights(run: Path) -> dict[str, bytes]:
     """Returns the weights of every checkpoint that is there, read as any reader would, by step."""
     from interp_tasks.checkpoints import stored_steps
@@ -132,31 +101,25 @@ def weights(run: Path) -> dict[str, bytes]:
 
 
 def killed(number: int, good: Path, scratch: Path) -> str:
-    chance, run, output = random.Random(number), scratch / f"run-{number}", scratch / "output"
-    expected = weights(good)
-    deaths = 0
+    chance, run, output = random.Random(number), scratch / "run", scratch / "output"
+    expected, deaths = weights(good), 0
     for _ in range(chance.randint(1, 3)):
         if chance.random() < 0.5:
             at = chance.randint(1, 150)
-            status = exit_status(forked(lambda at=at: (die_at(at), train(run))[1], output))
+            status = exit_status(lambda at=at: (die_at(at), train(run))[1], output)
         else:
-            status = exit_status(forked(lambda: train(run), output), chance.uniform(0, 2))
-        expect(status in (0, -signal.SIGKILL), f"a life ended with {status}: {output.read_text()[-300:]}")
+            status = exit_status(lambda: train(run), output, chance.uniform(0, 2))
+        assert status in (0, -signal.SIGKILL), f"a life ended with {status}: {output.read_text()[-300:]}"
         deaths += status != 0
         for name, content in (weights(run) if run.exists() else {}).items():
-            expect(content == expected[name], f"checkpoint {name} has other weights after death {deaths}")
-    status = exit_status(forked(lambda: train(run), output))
-    expect(status == 0, f"the last life ended with {status}: {output.read_text()[-300:]}")
-    expect(weights(run) == expected, "the run ends with other checkpoints")
+            assert content == expected[name], f"checkpoint {name} has other weights after death {deaths}"
+    status = exit_status(lambda: train(run), output)
+    assert status == 0, f"the last life ended with {status}: {output.read_text()[-300:]}"
+    assert weights(run) == expected, "the run ends with other checkpoints"
     logs = [(each / "metrics.jsonl").read_bytes() for each in (run, good)]
-    expect(logs[0] == logs[1], "the run ends with another log")
-    left = [path.name for path in run.rglob("*") if ".tmp-" in path.name]
-    expect(not left, f"{left[:1]} was left behind")
-    shutil.rmtree(run)
+    assert logs[0] == logs[1], "the run ends with another log"
+    assert not list(run.rglob("*.tmp-*")), "something unfinished was left behind"
     return f"{deaths} deaths"
-
-
-# ---- Mangled
 
 
 class Canary(str):
@@ -185,40 +148,31 @@ def spoilt(content: bytes, chance: random.Random, canary: str) -> bytes:
 def mangled(number: int, good: Path, scratch: Path) -> str:
     from interp_tasks.checkpoints import load_checkpoint, read_metrics, stored_steps
     from interp_tasks.errors import UserError
+    from interp_tasks.training.config import resolve_config
+    from interp_tasks.training.trainer import train_resolved
     from tasks.errors import TaskError
 
     chance, run, canary = random.Random(number), scratch / "run", scratch / "canary"
     shutil.copytree(good, run)
     file = chance.choice(sorted(path for path in run.rglob("*") if path.is_file() and path.stat().st_size))
-    content = spoilt(file.read_bytes(), chance, str(canary))
-    file.write_bytes(content)
+    file.write_bytes(spoilt(file.read_bytes(), chance, str(canary)))
     expected, outcome = weights(good), "read as saved"
-    reads: list[Callable[[], Any]] = [lambda: read_metrics(run), lambda: train_again(run)]
+    config = resolve_config("modular-addition", "cpu", {key: str(value) for key, value in SETTINGS.items()})
+    reads: list[Callable[[], Any]] = [lambda: read_metrics(run), lambda: train_resolved(config, run)]
     reads += [lambda step=step: load_checkpoint(f"{run}@{step}") for step in stored_steps(run)]
     for read in reads:
+        said = ""
         try:
             read()
         except (UserError, TaskError) as error:
-            expect("\n" not in str(error), f"{file.name}: the refusal has several lines")
-            outcome = "refused"
-        expect(not canary.exists(), f"{file.name}: code in it was run")
+            said, outcome = str(error), "refused"
+        assert "\n" not in said, f"{file.name}: the refusal has several lines"
+        assert not canary.exists(), f"{file.name}: code in it was run"
     for folder in (run / "checkpoints").iterdir():
         if file.parent != folder and folder.name in expected:
             same = (folder / "model.safetensors").read_bytes() == expected[folder.name]
-            expect(same, f"{file.name}: training went on to other weights at {folder.name}")
-    shutil.rmtree(run)
+            assert same, f"{file.name}: training went on to other weights at {folder.name}"
     return f"{file.name} {outcome}"
-
-
-def train_again(run: Path) -> None:
-    from interp_tasks.training.config import resolve_config
-    from interp_tasks.training.trainer import train_resolved
-
-    texts = {key: str(value) for key, value in SETTINGS.items()}
-    train_resolved(resolve_config("modular-addition", "cpu", texts), run)
-
-
-# ---- Interrupted
 
 
 @cache
@@ -261,13 +215,8 @@ def verbs() -> dict[str, tuple[Callable[[], Any], float]]:
         "edges": lambda: patch.edges(model, tokens, source, metric, exact=2, **few),
         "probe": lambda: probe.linear(model, tokens, tokens[:, 0], sites="resid_post"),
     }
-    timed = {}
-    for name, call in calls.items():
-        call()
-        began = time.perf_counter()
-        call()
-        timed[name] = call, time.perf_counter() - began
-    return timed
+    # The first of two calls warms up.
+    return {name: (call, min(timeit.repeat(call, number=1, repeat=2))) for name, call in calls.items()}
 
 
 def condition(model: Any) -> list[Any]:
@@ -283,8 +232,7 @@ def condition(model: Any) -> list[Any]:
 
 def interrupted(number: int, good: Path, scratch: Path) -> str:
     model, chance = interrupted_model(), random.Random(number)
-    name = chance.choice(sorted(verbs()))
-    call, seconds = verbs()[name]
+    name, (call, seconds) = chance.choice(sorted(verbs().items()))
     before, came = condition(model), False
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     while not came:  # A call may end before its interrupt comes.
@@ -298,11 +246,8 @@ def interrupted(number: int, good: Path, scratch: Path) -> str:
             came = True
     kinds = ("weights", "modes or hooks", "gradients", "grad mode")
     for kind, one, other in zip(kinds, before, condition(model), strict=True):
-        expect(one == other, f"{name}: other {kind} than before")
+        assert one == other, f"{name}: other {kind} than before"
     return name
-
-
-# ---- The campaign
 
 
 CAMPAIGNS = {"kill": killed, "mangle": mangled, "interrupt": interrupted}
@@ -322,8 +267,8 @@ def perform(name: str, numbers: list[int]) -> dict[str, Any]:
 
         torch.set_num_threads(1)
         tasks.get("modular-addition")
-        status = exit_status(forked(lambda: train(scratch / "good"), output))
-        expect(status == 0, f"the run that is left alone ended with {status}: {output.read_text()[-300:]}")
+        status = exit_status(lambda: train(scratch / "good"), output)
+        assert status == 0, f"the run that is left alone ended with {status}: {output.read_text()[-300:]}"
         for number in numbers:
             shutil.rmtree(scratch / "run", ignore_errors=True)
             try:

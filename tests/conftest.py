@@ -55,7 +55,6 @@ SLOW = {
     "interp_tasks/cli/test_system": ("a_full_disk_keeps_the_old_files_and_the_table",),
     "interp_tasks/experiments/test_circuit": ("faithfulness_is_that_of_a_forward_by_hand",),
     "interp_tasks/measurement/test_head_classes": ("the_least_patterned_heads",),
-    "interp_tasks/papers/matrix_completion/test_embeddings": ("alignment_is_measured_against",),
     "interp_tasks/test_report": ("a_run_without_a_drop",),
     "interp_tasks/search/test_search": ("an_interrupted_search",),
     "interp_tasks/test_zoo": (
@@ -63,7 +62,7 @@ SLOW = {
         "the_final_level_of_an_even_number_of_seeds",
         "the_log_ends_with_the_metrics",
     ),
-    "interp_tasks/grids/test_grid": ("dask_gives_the_table_of_one_process",),
+    "interp_tasks/grids/test_grid": ("executors_give_the_table_of_one_process[dask",),
     "test_docs": (
         "page_runs[README.md]",
         *(
@@ -129,7 +128,10 @@ RELEASE = {
         )
     ),
     "interp_tasks/cli/test_system": ("a_terminal_of_80_columns",),
-    "interp_tasks/grids/test_grid": ("a_unit_whose_process_dies", "processes_give_the_table_of_one_process"),
+    "interp_tasks/grids/test_grid": (
+        "a_unit_whose_process_dies",
+        "executors_give_the_table_of_one_process[processes",
+    ),
     "interp_tasks/test_campaigns": ("no_trial_of_a_campaign_fails",),
     "test_results": tuple(
         f"the_records_are_of_the_shipped_runs[{study}" for study in ("nanda-progress", "miiii-mechanism")

@@ -7,8 +7,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -50,20 +48,6 @@ def test_no_public_name_hides_a_module():
     names = [name for package in PACKAGES for name in modules_under(package)]
     assert "interp_tasks.experiments._probe" in names
     assert shadowed(names) == []
-
-
-@pytest.mark.parametrize("hidden", [True, False])
-def test_a_hidden_module_is_found(tmp_path, monkeypatch, hidden):
-    folder = tmp_path / f"rooms_{hidden}".lower() / "probe"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
-    (folder / "measure.py").write_text("def probe(): ...\n")
-    alias = "" if hidden else " as look"
-    room = folder.parent.name
-    (folder.parent / "__init__.py").write_text(f"from {room}.probe.measure import probe{alias}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    expected = [f"{room}.probe", f"{room}.probe.measure"] if hidden else []
-    assert shadowed(modules_under(room)) == expected
 
 
 def test_the_page_for_developers_lists_the_floors_that_are_held():

@@ -3,12 +3,9 @@
 import ast
 import importlib.util
 import json
-from base64 import b64encode
 from pathlib import Path
 
 import pytest
-
-from circuits import plots
 
 FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
 NAMES = ["matrix-completion", "modular-addition"]
@@ -49,21 +46,3 @@ def test_a_notebook_holds_its_source_and_what_its_cells_show(name, tmp_path):
         figures += [data[build.PLOTLY] for data in shown if build.PLOTLY in data]
     assert len(figures) >= 5
     assert all(figure["data"] and figure["layout"]["title"]["text"] for figure in figures)
-
-
-def test_a_figure_is_shown_as_its_data_and_as_a_picture(monkeypatch):
-    monkeypatch.setattr(plots, "picture", lambda figure, kind, **size: f"{kind} of {size['width']}".encode())
-    figure = plots.heads([[1.0, 2.0]], title="Two heads")
-    shown = build.bundle(figure, pictures=True)
-    assert shown[build.PNG] == b64encode(b"png of 900").decode()
-    assert shown["text/plain"] == "Figure: Two heads"
-    assert shown[build.PLOTLY]["layout"]["title"]["text"] == "Two heads"
-    assert build.PNG not in build.bundle(figure, pictures=False)
-    assert build.bundle(2, pictures=True) == {"text/plain": "2"}
-
-
-def test_a_cell_that_fails_fails():
-    with pytest.raises(ZeroDivisionError):
-        build.run("x = 1\nx / 0", {})
-    assert build.run("print(2)\nx = 1", {}) == ("2\n", None)
-    assert build.run("x = 1\nx + 1", {}) == ("", 2)

@@ -1,7 +1,6 @@
 """`circuits` is packaged twice: with the whole repository, and alone."""
 
 import sys
-from pathlib import Path
 
 import circuits
 from tests.wheels import REPOSITORY
@@ -48,7 +47,3 @@ def test_what_an_extra_brings_is_no_dependency():
     for extra in ("cluster", "pictures"):
         assert not set(extras[extra]) & set(WHOLE["project"]["dependencies"])
         assert set(extras[extra]) <= set(extras["dev"])
-
-
-def test_both_are_typed():
-    assert (Path(circuits.__file__).parent / "py.typed").exists()

@@ -1,7 +1,5 @@
 """The pages of results: their tables are those of the records and circuits that ship."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
@@ -217,30 +215,4 @@ def test_a_circuit_holds_by_the_rule_of_its_page(changes, holds):
     assert circuits.holds(circuit(**changes)) is holds
     assert circuits.line(circuit(**changes)).endswith(
         "| yes |" if holds else "| no |" if changes.get("size", 1) else "| – |"
-    )
-
-
-def test_what_a_command_wrote_is_what_the_page_shows(tmp_path):
-    from interp_tasks import experiments
-
-    found = experiments.circuit("zoo:modular-addition-113@0,3000", samples=64, random=2, curve=False)
-    found.write(tmp_path)
-    none, one = circuits.compact(tmp_path)["circuits"]
-    assert none["size"] is None
-    assert circuits.line(none).endswith("| no gap | – | – | – |")
-    rows = found.frame[(found.frame["variant"] == "circuit") & (found.frame["step"] == 3000)].set_index(
-        "metric"
-    )
-    (c,) = found.data["circuits"].values()
-    assert one["size"] == len(c)
-    for key, metric, column in (
-        ("faithfulness", "faithfulness", "value"),
-        ("random", "faithfulness", "baseline"),
-        ("best", "faithfulness, best of random", "value"),
-        ("finding", "faithfulness, finding half", "value"),
-        ("clean", "accuracy", "baseline"),
-    ):
-        assert one[key] == pytest.approx(rows.loc[metric, column], rel=1e-5)
-    assert one["ci"] == pytest.approx(
-        rows.loc["faithfulness", ["value_ci_low", "value_ci_high"]].tolist(), rel=1e-5
     )

@@ -1,6 +1,5 @@
 """The demo: its page against the functions it shows, on stand-ins for the shipped models, and what it says."""
 
-import json
 import re
 
 import numpy as np
@@ -91,39 +90,3 @@ def test_a_matrix_on_the_page_is_what_the_models_fill_in(stand_ins, page):
             assert float(title.rpartition("error ")[2]) == pytest.approx(error, rel=0.051)
         # An edit that did nothing would pass all of the above but this.
         assert not np.allclose(*made)
-
-
-def test_a_sum_on_the_page_is_what_the_models_answer_and_where_their_heads_look(stand_ins, page):
-    checkpoints = [load_checkpoint(f"{stand_ins / 'addition'}@{step}") for step in (10, 40)]
-    batch = checkpoints[0].task.sample(12, seed=0)
-    a, b = batch.tokens[0, :2].tolist()
-    figure = page["Attention of every head and the answer"]
-    for checkpoint, (maps, titles) in zip(checkpoints, steps_of(figure), strict=True):
-        _, cache = checkpoint.model.run_with_cache(batch.tokens)
-        looks = cache["blocks.0.attn.hook_pattern"][0, :, -1].detach().numpy()
-        assert np.array(maps[0]) == pytest.approx(looks, rel=1e-3, abs=1e-6)
-        assert np.array(maps[1]) == pytest.approx(np.full((2, 3), 1 / 3), rel=1e-3)
-        for edit, title in enumerate(titles):
-            said = int(forward(checkpoint, batch.tokens, bool(edit))[0, -1, :7].argmax())
-            judged = "right" if said == (a + b) % 7 else f"wrong: it is {(a + b) % 7}"
-            name = "Uniform attention" if edit else "As trained"
-            assert title.replace("<br>", " ") == f"{name}: {a} + {b} = {said}, {judged}"
-
-
-def test_curves_on_the_page_are_the_log(stand_ins, page):
-    log = [json.loads(line) for line in (stand_ins / "matrix/metrics.jsonl").read_text().splitlines()]
-    figure = page["Error over training"]
-    traces = {trace.name: trace for trace in figure.data}
-    for name, metric in (("blanks", "mse_masked"), ("given entries", "mse_observed")):
-        assert list(traces[name].x) == [line["step"] for line in log]
-        assert list(traces[name].y) == [line["validation"][metric] for line in log]
-    assert list(traces["blanks, drop"].x) == [19, 20]
-    # Rank 1: the variance of a product of two uniforms.
-    assert traces["blanks, plateau by theory"].y[0] == pytest.approx(1 / 9)
-
-
-def test_demo_without_its_models_is_refused_at_once(monkeypatch, capsys):
-    monkeypatch.setattr("interp_tasks.demo.MODULAR_RUN", "zoo:gone")
-    monkeypatch.setattr("interp_tasks.demo.MATRIX_RUN", "zoo:gone")
-    assert main(["demo"]) == 2
-    assert capsys.readouterr().err.startswith("interp-run: no zoo:gone")

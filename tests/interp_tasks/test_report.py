@@ -4,22 +4,13 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 import tasks
 from circuits import patterns
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
-from interp_tasks.pages import Figure
-from interp_tasks.report import (
-    attention_figure,
-    check_report,
-    effects_figures,
-    largest_effects,
-    report,
-    shown_metrics,
-)
+from interp_tasks.report import attention_figure, check_report, report
 from tests.interp_tasks.logs import write_run_of_task
 
 SAMPLES = 12
@@ -62,12 +53,6 @@ def test_a_report_is_of_a_run_some_of_its_steps_or_one_checkpoint(found, run, ma
     assert "A checkpoint on its own" in report(str(bare), samples=4).missing
 
 
-def test_metrics_shown_are_few_and_no_parts_of_others():
-    names = ["loss", "accuracy", "loss_2", "accuracy_2", "loss (4x4)"]
-    assert shown_metrics(names, "accuracy") == ("accuracy", "loss")
-    assert shown_metrics("abcde", "d") == ("d", "a", "b")
-
-
 def test_effects_are_those_of_the_experiment(found, run):
     ours = found.effects()
     theirs = experiments.heads(f"{run}@40", "zero", samples=SAMPLES).frame
@@ -103,19 +88,6 @@ def test_maps_of_attention_are_those_of_the_library_at_every_step(found, matrix)
     assert list(figure.data[0].x)[5] == "(1,2)"
 
 
-def test_maps_of_effects_are_the_table_at_every_step(found):
-    frame = found.effects()
-    figures = list(effects_figures(found.snapshots, largest_effects(frame)))
-    for each, figure in zip(found.snapshots, figures, strict=True):
-        rows = frame[(frame["step"] == each.step) & (frame["metric"] == frame["metric"].iloc[0])]
-        rows = rows[rows["intervention"] == "uniform"].set_index("variant")["effect"]
-        for layer in (0, 1):
-            expected = [rows[f"{layer}.0"], rows[f"{layer}.1"], rows[f"layer {layer}"]]
-            assert list(figure.data[0].z[layer]) == pytest.approx(expected, rel=1e-3, abs=1e-9)
-    # One scale for all steps and edits of a metric.
-    assert len({trace.zmax for figure in figures for trace in figure.data[:3]}) == 1
-
-
 def test_the_page_has_numbers_first(found):
     html = found.page().html()
     html = html[html.index("<main>") :]
@@ -136,19 +108,6 @@ def test_a_run_without_a_drop(addition):
     found = report(addition, samples=4)
     assert "No drop in accuracy" in found.page().html()
     assert {"quantity": "rise of accuracy", "value": "none found"} in found.headlines()
-
-
-def test_one_checkpoint_on_bare_tokens(run):
-    tokens = torch.randint(0, 5, (3, 9)).numpy()
-    found = report(f"{run}/checkpoints/00000010", tokens=tokens)
-    page = found.page()
-    assert not any(section.figure.layout.sliders for section in page.sections if isinstance(section, Figure))
-    assert "no task" in page.html()
-
-
-def test_of_too_many_checkpoints_some_are_left_out_evenly(found, monkeypatch):
-    monkeypatch.setattr("interp_tasks.report.MOST_NUMBERS", 2 * 2 * 2 * 81)
-    assert list(steps_of(attention_figure(found.snapshots, LABELS))) == [LABELS[0], LABELS[2]]
 
 
 def test_command_writes_the_page_and_prints_its_head(run, tmp_path, capsys, monkeypatch):

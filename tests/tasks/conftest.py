@@ -1,21 +1,16 @@
 """How the tests of this folder judge a random quantity."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
-from torch import Tensor
 
 
 @pytest.fixture(scope="session")
-def assert_mean() -> Callable[[Tensor, float], None]:
+def assert_mean():
     """The mean of independent samples is the expected one, to 5 of its own standard errors.
 
     A correct law fails that once in 1.7 million seeds, and the seeds are fixed; none was chosen.
     """
 
-    def check(samples: Tensor, expected: float) -> None:
+    def check(samples, expected):
         samples = samples.double()
         standard_error = samples.std().item() / len(samples) ** 0.5
         assert standard_error > 0

@@ -1,7 +1,5 @@
 """Batches, seeds, pooling and the checks every task inherits."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 import torch
@@ -12,7 +10,7 @@ from tasks.settings import ModelSettings
 
 
 @pytest.fixture
-def batch() -> Batch:
+def batch():
     tokens = torch.arange(12).view(6, 2)
     return Batch(tokens, tokens.float().sum(1), {"first": tokens[:, 0]})
 
@@ -22,9 +20,7 @@ def batch() -> Batch:
     [slice(1, 4), slice(None, None, 2), [5, 0, 0], torch.tensor([3, 1]), torch.tensor([True, False] * 3)],
     ids=["slice", "strided", "list", "tensor", "mask"],
 )
-def test_a_batch_is_indexed_alike_in_all_its_parts(
-    batch: Batch, rows: slice | list[int] | torch.Tensor
-) -> None:
+def test_a_batch_is_indexed_alike_in_all_its_parts(batch, rows):
     picked = numpy.arange(6)[rows.numpy() if isinstance(rows, torch.Tensor) else rows]
     part = batch[rows]
     assert len(part) == len(picked)
@@ -34,37 +30,31 @@ def test_a_batch_is_indexed_alike_in_all_its_parts(
     assert len(batch) == 6
 
 
-def test_a_batch_is_not_a_sequence_of_examples(batch: Batch) -> None:
+def test_a_batch_is_not_a_sequence_of_examples(batch):
     with pytest.raises(TypeError, match="slice"):
-        batch[2]  # type: ignore[index]
+        batch[2]
     with pytest.raises(TypeError, match="slice"):
-        list(batch)  # type: ignore[call-overload]
+        list(batch)
 
 
-def test_derived_seeds_are_the_same_everywhere() -> None:
+def test_derived_seeds_are_the_same_everywhere():
     assert derive_seed(0, "batch", 1) == 3647071033110081681
     assert derive_seed(598) == 6899191170838110813
 
 
-def test_pooling_is_a_mean_of_values_and_a_ratio_of_sums() -> None:
+def test_pooling_is_a_mean_of_values_and_a_ratio_of_sums():
     sums, counts = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([1, 4, 0])
     pooled = pool({"values": torch.tensor([1.0, 2.0, 6.0]), "pairs": (sums, counts)})
     assert pooled == {"values": 3.0, "pairs": 3 / 5}
     assert pool({"nothing": (torch.zeros(3), torch.zeros(3, dtype=torch.int64))}) == {"nothing": None}
 
 
-def test_pooling_accumulates_in_float64() -> None:
+def test_pooling_accumulates_in_float64():
     values = torch.cat([torch.tensor([2.0**24]), torch.ones(9)])
     assert pool({"x": values})["x"] == (2**24 + 9) / 10
 
 
-@pytest.mark.parametrize("name", tasks.list())
-def test_no_task_samples_fewer_than_one_example(name: str) -> None:
-    with pytest.raises(TaskError, match="at least 1"):
-        tasks.get(name).sample(0)
-
-
-def test_a_model_with_room_to_spare_fits_and_a_smaller_one_is_refused() -> None:
+def test_a_model_with_room_to_spare_fits_and_a_smaller_one_is_refused():
     small, large = tasks.get("matrix-completion", n=3, rank=1), tasks.get("matrix-completion", n=4, rank=1)
     settings = large.Model(n_layers=1, n_heads=1, d_model=8)
     model = large.build_model(0, settings)
@@ -87,7 +77,7 @@ def test_a_model_with_room_to_spare_fits_and_a_smaller_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", tasks.list())
-def test_a_task_is_a_frozen_json_value(name: str) -> None:
+def test_a_task_is_a_frozen_json_value(name):
     task = tasks.get(name)
     task.sample(2)  # some keep tensors then, which cannot be compared with ==
     again = type(task).model_validate_json(task.model_dump_json())
@@ -95,11 +85,11 @@ def test_a_task_is_a_frozen_json_value(name: str) -> None:
     assert hash(again) == hash(task)
     assert task != tasks.get("modular-addition", p=7)
     with pytest.raises(ValueError, match="frozen"):
-        task.p_mask = 0.5  # type: ignore[attr-defined]
+        task.p_mask = 0.5
 
 
 @pytest.mark.parametrize("name", tasks.list())
-def test_every_preset_is_valid_and_builds(name: str) -> None:
+def test_every_preset_is_valid_and_builds(name):
     presets = tasks.task_class(name).presets
     assert set(presets) == {"cpu", "reference", "paper"}
     for sections in presets.values():

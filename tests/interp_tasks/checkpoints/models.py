@@ -1,11 +1,7 @@
 """A small model for the tests of this folder."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
-from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformer_lens import HookedTransformerConfig
 
 from tasks.hooked import construct
 from tasks.post_norm import PostNormConfig
@@ -13,7 +9,7 @@ from tasks.post_norm import PostNormConfig
 SIZES = {"n_layers": 1, "d_model": 4, "n_ctx": 3, "d_head": 2, "n_heads": 2, "d_vocab": 5, "device": "cpu"}
 
 
-def build(value: float | None = None, **changes: Any) -> HookedTransformer:
+def build(value=None, **changes):
     """A small model whose weights are all one value, or drawn."""
     described = PostNormConfig if "norm" in changes else HookedTransformerConfig
     model = construct(described(**{**SIZES, "act_fn": "relu", "init_weights": False, **changes}))

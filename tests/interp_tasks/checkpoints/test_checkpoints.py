@@ -1,24 +1,14 @@
 """Saving and loading: what comes back is what went in, bit for bit, whoever built the model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformer_lens import HookedTransformer
 
 import tasks
-from interp_tasks.checkpoints import (
-    load_checkpoint,
-    load_checkpoints,
-    save_checkpoint,
-)
+from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.checkpoints.load import read_training_state
 from interp_tasks.checkpoints.meta import read_meta, signed
 from interp_tasks.errors import UserError
@@ -26,19 +16,19 @@ from tasks.post_norm import PostNormTransformer
 from tests.interp_tasks.checkpoints.models import build
 
 
-def tokens() -> Tensor:
+def tokens():
     return torch.randint(0, 5, (3, 3), generator=torch.Generator().manual_seed(1))
 
 
-def matrix_task() -> tasks.Task:
+def matrix_task():
     return tasks.get("matrix-completion", n=3, rank=1, grid_max=1.2, grid_step=0.1)
 
 
-def matrix_model(task: tasks.Task) -> HookedTransformer:
+def matrix_model(task):
     return task.build_model(0, task.Model(n_layers=1, n_heads=2, d_model=8, biases="frozen"))
 
 
-ARCHITECTURES: dict[str, dict[str, Any]] = {
+ARCHITECTURES = {
     "causal": {},
     "bidirectional": {"attention_dir": "bidirectional"},
     "folded LayerNorm": {"normalization_type": "LNPre"},
@@ -64,7 +54,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_any_hooked_transformer_comes_back_bit_for_bit(tmp_path: Path, kind: str) -> None:
+def test_any_hooked_transformer_comes_back_bit_for_bit(tmp_path, kind):
     model = build(**ARCHITECTURES[kind])
     saved = save_checkpoint(tmp_path / "own", model, task=None, step=12)
     checkpoint = load_checkpoint(saved)
@@ -75,7 +65,7 @@ def test_any_hooked_transformer_comes_back_bit_for_bit(tmp_path: Path, kind: str
         assert getattr(checkpoint.model.cfg, field.name) == getattr(model.cfg, field.name), field.name
 
 
-def test_weights_load_only_into_the_norm_they_were_made_with(tmp_path: Path) -> None:
+def test_weights_load_only_into_the_norm_they_were_made_with(tmp_path):
     """Only post-norm models name it; what names none, as all older checkpoints, is pre-norm."""
     saved = {
         norm: save_checkpoint(tmp_path / norm, build(**{"norm": norm} if norm == "post" else {}))
@@ -98,7 +88,7 @@ def test_weights_load_only_into_the_norm_they_were_made_with(tmp_path: Path) -> 
         (saved[norm] / "meta.json").write_text(json.dumps(metas[norm]))
 
 
-def test_a_task_comes_back_with_its_config_and_frozen_parameters(tmp_path: Path) -> None:
+def test_a_task_comes_back_with_its_config_and_frozen_parameters(tmp_path):
     task = matrix_task()
     model = matrix_model(task)
     checkpoint = load_checkpoint(
@@ -114,20 +104,7 @@ def test_a_task_comes_back_with_its_config_and_frozen_parameters(tmp_path: Path)
     assert torch.equal(checkpoint.model(batch.tokens), model(batch.tokens))
 
 
-def test_float16_halves_the_file_and_comes_back_in_the_models_dtype(tmp_path: Path) -> None:
-    model = build(d_model=32, d_head=16)
-    whole = save_checkpoint(tmp_path / "whole", model)
-    half = save_checkpoint(tmp_path / "half", model, weights_dtype="float16")
-    sizes = [(folder / "model.safetensors").stat().st_size for folder in (whole, half)]
-    assert sizes[1] < 0.6 * sizes[0]
-    back = load_checkpoint(half).model
-    for name, parameter in back.named_parameters():
-        original = dict(model.named_parameters())[name]
-        assert parameter.dtype == torch.float32
-        assert torch.equal(parameter, original.half().float()), name
-
-
-def test_a_model_cast_after_construction_keeps_its_dtype(tmp_path: Path) -> None:
+def test_a_model_cast_after_construction_keeps_its_dtype(tmp_path):
     model = build()
     for parameter in model.parameters():
         parameter.data = parameter.data.double()
@@ -139,7 +116,7 @@ def test_a_model_cast_after_construction_keeps_its_dtype(tmp_path: Path) -> None
     assert back.cfg.dtype == torch.float64
 
 
-def test_loading_leaves_global_randomness_alone(tmp_path: Path) -> None:
+def test_loading_leaves_global_randomness_alone(tmp_path):
     saved = save_checkpoint(tmp_path / "one", build(**ARCHITECTURES["seeded"]))
     # Python's own generator is left out: the type checker that the tests switch on draws from it.
     torch.manual_seed(0)
@@ -151,7 +128,7 @@ def test_loading_leaves_global_randomness_alone(tmp_path: Path) -> None:
     assert (torch.rand(1).item(), np.random.rand()) == expected
 
 
-def test_training_state_survives_to_the_last_bit(tmp_path: Path) -> None:
+def test_training_state_survives_to_the_last_bit(tmp_path):
     tensors = {
         "adam.step": torch.tensor(3.0),
         "rng": torch.get_rng_state(),
@@ -161,7 +138,6 @@ def test_training_state_survives_to_the_last_bit(tmp_path: Path) -> None:
     }
     folder = save_checkpoint(tmp_path / "one", build(), training_state=tensors)
     state = read_training_state(folder, read_meta(folder))
-    assert state is not None
     for name, tensor in tensors.items():
         assert torch.equal(state[name].nan_to_num(7), tensor.nan_to_num(7)), name
         assert state[name].dtype == tensor.dtype
@@ -170,8 +146,8 @@ def test_training_state_survives_to_the_last_bit(tmp_path: Path) -> None:
     assert load_checkpoint(folder).step == 0
 
 
-def test_a_task_not_registered_here_is_kept_by_name(tmp_path: Path) -> None:
-    class Foreign(type(matrix_task())):  # type: ignore[misc]
+def test_a_task_not_registered_here_is_kept_by_name(tmp_path):
+    class Foreign(type(matrix_task())):
         """A task that some other installation knows."""
 
     Foreign.name = "from-elsewhere"
@@ -181,17 +157,3 @@ def test_a_task_not_registered_here_is_kept_by_name(tmp_path: Path) -> None:
     assert checkpoint.meta["task"]["name"] == "from-elsewhere"
     with pytest.raises(UserError, match=r"'from-elsewhere', which is not registered.*matrix-completion"):
         checkpoint.require_task()
-
-
-def test_several_checkpoints_load_one_at_a_time(tmp_path: Path) -> None:
-    for step in (0, 10, 20):
-        save_checkpoint(tmp_path / "run" / "checkpoints" / f"{step:08d}", build(step), step=step)
-    stream = load_checkpoints(f"{tmp_path}/run@all")
-    assert next(stream).step == 0
-    (tmp_path / "run" / "checkpoints" / "00000010" / "meta.json").write_text("{")
-    with pytest.raises(UserError, match="not valid JSON"):
-        next(stream)
-    with pytest.raises(UserError, match=r"names 3 checkpoints.*load_checkpoints"):
-        load_checkpoint(f"{tmp_path}/run@all")
-    with pytest.raises(UserError, match="no checkpoint at step 5"):
-        load_checkpoints(f"{tmp_path}/run@5")

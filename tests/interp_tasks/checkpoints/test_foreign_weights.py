@@ -1,7 +1,5 @@
 """Weights that something else has trained: whatever the order of their axes, the model computes what it did."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,11 +1,8 @@
 """The grammar of REFs, on run folders whose checkpoints are little more than names."""
 
-from __future__ import annotations
-
 import json
 import lzma
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +16,7 @@ from interp_tasks.errors import UserError
 STEPS = [0, 1, 2, 4, 100, 200, 300, 1000, 2000, 3000, 4000]
 
 
-def write_checkpoint(folder: Path, step: int) -> Path:
+def write_checkpoint(folder, step):
     meta = {"format": FORMAT, "step": step, "task": None, "model": {}, "frozen": [], "training_state": None}
     more = {"weights": {"dtype": "float32"}, "metrics": {"loss": 1.0}, "saved_at": "2024-01-01"}
     folder.mkdir(parents=True)
@@ -27,7 +24,7 @@ def write_checkpoint(folder: Path, step: int) -> Path:
     return folder
 
 
-def write_run(run: Path, steps: list[int] = STEPS, **described: Any) -> Path:
+def write_run(run, steps=STEPS, **described):
     run.mkdir(parents=True)
     (run / "run.json").write_text(json.dumps({"format": 1, "config": {}, **described}))
     for step in steps:
@@ -35,7 +32,7 @@ def write_run(run: Path, steps: list[int] = STEPS, **described: Any) -> Path:
     return run
 
 
-def write_metrics(run: Path, onset: int = 1000, end: int = 2000, section: str = "validation") -> None:
+def write_metrics(run, onset=1000, end=2000, section="validation"):
     """A level, a straight fall, a level; logged every 20 steps."""
     lines = []
     for step in range(0, 4001, 20):
@@ -46,7 +43,7 @@ def write_metrics(run: Path, onset: int = 1000, end: int = 2000, section: str = 
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path, monkeypatch):
     """Run folders ``x``, ``seeds/seed-{1,2,10}``, a lone checkpoint, a folder of notes and a zoo."""
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "x")
@@ -65,11 +62,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def steps_of(ref: str) -> list[int]:
+def steps_of(ref):
     return [each.step for each in resolve(ref)]
 
 
-def complaint(ref: str) -> str:
+def complaint(ref):
     with pytest.raises(UserError) as caught:
         resolve(ref)
     assert "\n" not in str(caught.value)
@@ -82,41 +79,31 @@ def complaint(ref: str) -> str:
         ("", [4000]),
         ("@last", [4000]),
         ("@all", STEPS),
-        ("@4000", [4000]),
-        ("@0", [0]),
         ("@0004", [4]),
-        ("@100,200", [100, 200]),
         ("@200, 100", [200, 100]),
         ("@100,100,last,4000", [100, 4000]),
         ("@0:4000:1000", [0, 1000, 2000, 3000, 4000]),
-        ("@1000:3500:1000", [1000, 2000, 3000]),
         ("@100:300:100,last", [100, 200, 300, 4000]),
         ("@0::2000", [0, 2000, 4000]),
-        (":", None),
         ("@:", STEPS),
         ("@1000:", [1000, 2000, 3000, 4000]),
         ("@:2", [0, 1, 2]),
         ("@3:250", [4, 100, 200]),
-        ("@100:100", [100]),
     ],
 )
-def test_selectors(place: Path, selector: str, steps: list[int] | None) -> None:
-    if steps is None:
-        assert "no run or checkpoint folder 'x:'" in complaint("x" + selector)
-    else:
-        assert steps_of("x" + selector) == steps
+def test_selectors(place, selector, steps):
+    assert steps_of("x" + selector) == steps
 
 
-def test_what_is_resolved(place: Path) -> None:
+def test_what_is_resolved(place):
     (found,) = resolve("x@100")
     assert found == refs.ResolvedCheckpoint(Path("x"), "x", 100, Path("x/checkpoints/00000100"), "x@100")
     assert resolve("x/@100") == resolve("./x@100") == [found]
     assert resolve(found.ref) == [found]
-    (absolute,) = resolve(f"{place}/x@100")
-    assert absolute.ref == f"{place}/x@100"
+    assert resolve(f"{place}/x@100")[0].ref == f"{place}/x@100"
 
 
-def test_a_checkpoint_folder(place: Path) -> None:
+def test_a_checkpoint_folder(place):
     (lone,) = resolve("lone")
     assert lone == refs.ResolvedCheckpoint(None, None, 77, Path("lone"), "lone")
     assert resolve(Path("lone")) == [lone]
@@ -124,7 +111,7 @@ def test_a_checkpoint_folder(place: Path) -> None:
     assert complaint("lone@77") == "'lone@77': lone is one checkpoint, not a run: leave out the @"
 
 
-def test_globs_take_runs_in_natural_order(place: Path) -> None:
+def test_globs_take_runs_in_natural_order(place):
     for glob, seeds in (
         ("seeds/seed-*@last", (1, 2, 10)),
         ("seeds/*", (1, 2, 10)),
@@ -132,13 +119,12 @@ def test_globs_take_runs_in_natural_order(place: Path) -> None:
     ):
         assert [each.ref for each in resolve(glob)] == [f"seeds/seed-{seed}@{100 * seed}" for seed in seeds]
     assert len(resolve("**/seed-*@all")) == 6
-    assert [each.step for each in resolve("l*")] == [77]
     assert [each.step for each in resolve("x/checkpoints/*")] == STEPS
     assert complaint("seeds/run-*@last") == "no run or checkpoint folder matches 'seeds/run-*'"
     assert "seeds/seed-2 has no checkpoint at step 100: the nearest are 0 and 200" in complaint("seeds/*@100")
 
 
-def test_names_that_look_like_grammar(place: Path) -> None:
+def test_names_that_look_like_grammar(place):
     write_run(place / "a@b", [9])
     write_run(place / "c[1]", [8])
     assert steps_of("a@b") == steps_of("a@b@9") == [9]
@@ -146,7 +132,7 @@ def test_names_that_look_like_grammar(place: Path) -> None:
     assert steps_of("c[1]@8") == steps_of("c[1]") == [8]
 
 
-def test_the_zoo(place: Path) -> None:
+def test_the_zoo(place):
     assert zoo_names() == ["large", "small"]
     (found,) = resolve("zoo:small@last")
     assert (found.ref, found.run_name, found.step) == ("zoo:small@5", "zoo:small", 5)
@@ -157,11 +143,9 @@ def test_the_zoo(place: Path) -> None:
     assert complaint("zoo:smal@last").startswith("no zoo:smal: the closest are zoo:small")
     for outside in (f"zoo:{place / 'x'}", "zoo:../x", "zoo:small/"):
         assert complaint(outside).startswith(f"no {outside}")
-    assert complaint("zoo:") == "no zoo:; interp-run runs zoo lists what ships"
-    assert "zoo:small has no checkpoint at step 7" in complaint("zoo:small@7")
 
 
-def test_a_pattern_of_the_zoo_leaves_out_runs_that_ship_their_log_alone(place: Path) -> None:
+def test_a_pattern_of_the_zoo_leaves_out_runs_that_ship_their_log_alone(place):
     write_run(place / "package" / "log-1", [])
     write_run(place / "package" / "log-2", [])
     assert [each.ref for each in resolve("zoo:*@last")] == ["zoo:large@50", "zoo:small@5"]
@@ -175,44 +159,38 @@ def test_a_pattern_of_the_zoo_leaves_out_runs_that_ship_their_log_alone(place: P
     [
         ("fresh", "fresh has no checkpoints yet"),
         ("model.pt", "is a file, no run or checkpoint folder: interp-run runs import model.pt --out RUN"),
-        ("model.pt@last", "interp-run runs import model.pt --out RUN"),
         ("llama", "interp-run runs import llama --out RUN"),
         ("", "an empty checkpoint reference"),
-        ("  ", "an empty checkpoint reference"),
         ("@last", "names no run before the @"),
-        ("y@last", "no run or checkpoint folder 'y'"),
         ("seedz@last", "did you mean 'seeds'?"),
+        ("x:", "no run or checkpoint folder 'x:'"),
         ("seeds@last", "seeds is no run and no checkpoint folder"),
         ("x@", "no step ''"),
         ("x@lst", "did you mean @last?"),
-        ("x@psot", "did you mean @post?"),
         ("x@-1", "no step '-1'"),
-        ("x@1e3", "no step '1e3'"),
         ("x@²", "no step '²'"),
         ("x@1,,2", "no step ''"),
-        ("x@1:2:3:4", "no step '1:2:3:4'"),
         ("x@100:0", "ends before it begins"),
         ("x@0:100:0", "has steps of 0"),
         ("x@5:50", "x stores no step in 5:50: it has 0, 1, 2, ... 3000, 4000: 11 in all"),
         ("x@150", "x has no checkpoint at step 150: the nearest are 100 and 200"),
         ("x@9999", "x has no checkpoint at step 9999: the nearest are 4000 (of"),
-        ("x@0:300:50", "x has no checkpoint at step 50: the nearest are 4 and 100"),
         (f"x@0:{10**18}:1", "x has no checkpoint at step 3: the nearest are 2 and 4"),
         ("x@post", "declares no drop_metric"),
     ],
 )
-def test_complaints(place: Path, ref: str, expected: str) -> None:
+def test_complaints(place, ref, expected):
     assert expected in complaint(ref)
 
 
-def test_marks(place: Path) -> None:
+def test_marks(place):
     run = write_run(place / "dropped", STEPS, drop_metric={"name": "mse", "direction": "down"})
     write_metrics(run, onset=1000, end=2200)
     assert find_marks(run) == {"pre": 300, "onset": 1000, "end": 3000, "post": 4000}
     assert steps_of("dropped@pre,onset,end,post") == [300, 1000, 3000, 4000]
 
 
-def test_marks_never_fall_on_the_wrong_side(place: Path) -> None:
+def test_marks_never_fall_on_the_wrong_side(place):
     metric = {"name": "mse", "direction": "down"}
     coarse = write_run(place / "coarse", [0, 3000, 4000], drop_metric=metric)
     write_metrics(coarse)
@@ -236,7 +214,7 @@ def test_marks_never_fall_on_the_wrong_side(place: Path) -> None:
     assert steps_of("early@onset") == [500]
 
 
-def test_no_drop_no_marks(place: Path) -> None:
+def test_no_drop_no_marks(place):
     run = write_run(place / "flat", STEPS, drop_metric={"name": "mse", "direction": "down"})
     assert "metrics.jsonl is missing" in complaint("flat@post")
     write_metrics(run, onset=9999, end=99999)
@@ -245,18 +223,11 @@ def test_no_drop_no_marks(place: Path) -> None:
     assert "Give steps, or @last" in told
     write_metrics(run, section="test")
     assert "logs no validation mse" in complaint("flat@post")
-    (run / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
-    assert "metrics.jsonl is mangled after line 0: JSON parse error" in complaint("flat@post")
-    line = '{"step": %d, "validation": {"mse": 1}}\n'
-    (run / "metrics.jsonl").write_text(line % 2 + line % 1)
-    assert "metrics.jsonl is mangled: line 2 has no later step than the one before it" in complaint(
-        "flat@post"
-    )
     (run / "metrics.jsonl").write_text('{"step": 1, "validation": {"mse": "low"}}\n')
     assert "logs no validation mse" in complaint("flat@post")
 
 
-def test_a_compressed_log_is_read_like_another(place: Path) -> None:
+def test_a_compressed_log_is_read_like_another(place):
     run = write_run(place / "packed", STEPS, drop_metric={"name": "mse", "direction": "down"})
     write_metrics(run)
     plain, marks = read_metrics(run), find_marks(run)
@@ -275,21 +246,15 @@ def test_a_compressed_log_is_read_like_another(place: Path) -> None:
     assert read_clock(run) == {}
 
 
-def test_published_steps_stand_at_paper_scale(place: Path) -> None:
+def test_published_steps_stand_at_paper_scale(place):
     metric = {"name": "mse", "direction": "down"}
     published = {"pre": 4, "onset": 100, "end": 300, "post": 3000}
     write_run(place / "paper", STEPS, drop_metric=metric, preset="paper", published_drop=published)
     assert find_marks(place / "paper") == published
     assert steps_of("paper@pre,post") == [4, 3000]
-    for name, preset, kept, expected in (
-        ("partly", "paper", {"pre": 4}, (4, 1000)),
-        ("cpu", "cpu", published, (300, 1000)),
-    ):
-        run = write_run(place / name, STEPS, drop_metric=metric, preset=preset, published_drop=kept)
-        write_metrics(run)
-        assert (find_marks(run)["pre"], find_marks(run)["onset"]) == expected
-    write_run(place / "short", [0, 4], drop_metric=metric, preset="paper", published_drop=published)
-    assert "short has no checkpoint at step 3000: the nearest are 4" in complaint("short@post")
+    run = write_run(place / "partly", STEPS, drop_metric=metric, preset="paper", published_drop={"pre": 4})
+    write_metrics(run)
+    assert (find_marks(run)["pre"], find_marks(run)["onset"]) == (4, 1000)
 
 
 def test_a_folder_of_shipped_runs_is_named_with_what_is_in_it():

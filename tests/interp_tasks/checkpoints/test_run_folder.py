@@ -1,116 +1,64 @@
 """A run folder: one writer, one config, resumed from its newest whole checkpoint."""
 
-from __future__ import annotations
-
-import json
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from interp_tasks.checkpoints import (
-    RunFolder,
-    load_checkpoint,
-    read_metrics,
-    read_run,
-    stored_steps,
-)
+from interp_tasks.checkpoints import RunFolder, load_checkpoint, read_metrics, read_run, stored_steps
 from interp_tasks.errors import UserError
 from tests.interp_tasks.checkpoints.models import build
 
-CONFIG: dict[str, Any] = {
+CONFIG = {
     "task": {"name": "toy", "n": 3},
     "model": {"d_model": 4},
     "train": {"steps": 100, "learning_rate": 0.1, "seed": 0},
 }
 
 
-def config(**train: Any) -> dict[str, Any]:
+def config(**train):
     return {**CONFIG, "train": {**CONFIG["train"], **train}}
 
 
-def state(step: int) -> dict[str, torch.Tensor]:
+def state(step):
     return {"momentum": torch.full((3,), step / 3)}
 
 
-def write(run: RunFolder, steps: list[int]) -> None:
+def write(run, steps):
     for step in steps:
         run.log({"step": step, "validation": {"loss": 1 / (1 + step)}})
         run.save(step, build(step), None, state(step), metrics={"loss": step})
 
 
-def opened(path: Path, **train: Any) -> RunFolder:
+def opened(path, **train):
     return RunFolder.open(path, config(**train), {"seed": 0})
 
 
-def states_kept(path: Path) -> list[int]:
-    return [
-        int(folder.name)
-        for folder in sorted((path / "checkpoints").iterdir())
-        if (folder / "training_state.safetensors").is_file()
-    ]
-
-
-def refusal(path: Path, described: dict[str, Any] | None = None) -> str:
+def refusal(path, described=None):
     with pytest.raises(UserError) as caught, RunFolder.open(path, described or CONFIG, {}):
         pass
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_a_fresh_run(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "run"
-    info = {"seed": 0, "drop_metric": {"name": "mse", "direction": "down"}, "preset": "cpu"}
-    with RunFolder.open(path, CONFIG, info) as run:
-        assert run.resume() is None
-        write(run, [0, 10])
-    described = read_run(path)
-    assert described["config"] == CONFIG
-    assert {key: described[key] for key in info} == info
-    assert described["resumed"] == []
-    assert [line["step"] for line in read_metrics(path)] == [0, 10]
-    assert load_checkpoint(f"{path}@10").meta["metrics"] == {"loss": 10}
-    assert load_checkpoint(path).model.embed.W_E[0, 0] == 10
-
-
-def test_resume_gives_back_the_newest_state(tmp_path: Path) -> None:
-    with opened(tmp_path / "run") as run:
-        run.resume()
-        write(run, [0, 10, 20])
-    with opened(tmp_path / "run") as run:
-        point = run.resume()
-        assert point is not None
-        assert point.step == 20
-        assert torch.equal(point.tensors["momentum"], torch.full((3,), 20 / 3))
-        model = build(0)
-        point.restore(model)
-        assert all((parameter == 20).all() for parameter in model.parameters())
-        write(run, [30])
-    assert stored_steps(tmp_path / "run") == [0, 10, 20, 30]
-    assert states_kept(tmp_path / "run") == [20, 30], "only the newest"
-    assert load_checkpoint(f"{tmp_path / 'run'}@0").step == 0
-    assert len(read_run(tmp_path / "run")["resumed"]) == 1
-
-
-def test_a_mangled_newest_checkpoint_is_passed_over(tmp_path: Path) -> None:
+def test_a_mangled_newest_checkpoint_is_passed_over(tmp_path):
     path = tmp_path / "run"
     with opened(path) as run:
         write(run, [0, 10, 20])
     (path / "checkpoints" / "00000020" / "model.safetensors").write_bytes(b"torn")
     with opened(path) as run:
         point = run.resume()
-        assert point is not None
         assert point.step == 10
         assert [line["step"] for line in read_metrics(path)] == [0, 10]
         write(run, [20])
     assert load_checkpoint(f"{path}@20").step == 20
+    kept = sorted(file.parent.name for file in path.rglob("training_state.safetensors"))
+    assert kept == ["00000010", "00000020"], "the newest alone, and that of this run"
 
 
-def test_without_any_state_nothing_is_removed(tmp_path: Path) -> None:
+def test_without_any_state_nothing_is_removed(tmp_path):
     path = tmp_path / "run"
     with opened(path) as run:
         write(run, [0, 10])
@@ -122,7 +70,7 @@ def test_without_any_state_nothing_is_removed(tmp_path: Path) -> None:
     assert len(read_metrics(path)) == 2
 
 
-def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
     path = tmp_path / "run"
     with opened(path) as run:
         write(run, [0, 10])
@@ -136,7 +84,7 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     assert [line["step"] for line in read_metrics(path)] == [0, 10, 12]
 
 
-def test_metrics_mangled_before_the_checkpoint_stop_the_run(tmp_path: Path) -> None:
+def test_metrics_mangled_before_the_checkpoint_stop_the_run(tmp_path):
     path = tmp_path / "run"
     with opened(path) as run:
         write(run, [0, 10, 20])
@@ -147,7 +95,7 @@ def test_metrics_mangled_before_the_checkpoint_stop_the_run(tmp_path: Path) -> N
     assert stored_steps(path) == [0, 10, 20]
 
 
-def test_what_is_not_finite_is_logged_as_null(tmp_path: Path) -> None:
+def test_what_is_not_finite_is_logged_as_null(tmp_path):
     with opened(tmp_path / "run") as run:
         run.log({"step": 0, "loss": float("nan"), "norms": [torch.tensor(2.0), float("inf")]})
         with pytest.raises(ValueError, match="integer step"):
@@ -161,19 +109,14 @@ def test_what_is_not_finite_is_logged_as_null(tmp_path: Path) -> None:
     ("changed", "expected"),
     [
         (config(learning_rate=0.2), "train.learning_rate: 0.1 there, 0.2 asked for"),
-        (config(steps=200, seed=1), "train.seed: 0 there, 1 asked for"),
         (config(clip=1.0), "train.clip: '(not set)' there, 1.0 asked for"),
-        (
-            {"task": CONFIG["task"], "train": CONFIG["train"]},
-            "model: {'d_model': 4} there, '(not set)' asked",
-        ),
         (
             {**CONFIG, "task": {"name": "other", "n": 4}},
             "task.name: 'toy' there, 'other' asked for; task.n: 3",
         ),
     ],
 )
-def test_another_config_is_refused(tmp_path: Path, changed: dict[str, Any], expected: str) -> None:
+def test_another_config_is_refused(tmp_path, changed, expected):
     with opened(tmp_path / "run") as run:
         write(run, [0])
     before = (tmp_path / "run" / "run.json").read_bytes()
@@ -185,7 +128,7 @@ def test_another_config_is_refused(tmp_path: Path, changed: dict[str, Any], expe
         pass
 
 
-def test_what_differs_between_openings_is_recorded(tmp_path: Path) -> None:
+def test_what_differs_between_openings_is_recorded(tmp_path):
     for version in ("1", "1", "2"):
         with RunFolder.open(tmp_path / "run", CONFIG, {"torch": version, "seed": 0}):
             pass
@@ -196,7 +139,7 @@ def test_what_differs_between_openings_is_recorded(tmp_path: Path) -> None:
     )
 
 
-def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     assert "is not a run folder and holds 'thesis.txt'" in refusal(tmp_path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["thesis.txt"]
@@ -204,7 +147,7 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     assert "cannot write" in refusal(tmp_path / "thesis.txt" / "run")
 
 
-def test_a_mangled_run_json(tmp_path: Path) -> None:
+def test_a_mangled_run_json(tmp_path):
     with opened(tmp_path):
         pass
     (tmp_path / "run.json").write_text("{")
@@ -223,13 +166,12 @@ time.sleep(60)
 """
 
 
-def test_two_processes_contend_and_a_killed_one_never_blocks(tmp_path: Path) -> None:
+def test_two_processes_contend_and_a_killed_one_never_blocks(tmp_path):
     with opened(tmp_path / "run"):
         pass
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         try:
-            assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
             assert f"(pid {holder.pid})" in refusal(tmp_path / "run")
         finally:
@@ -239,7 +181,7 @@ def test_two_processes_contend_and_a_killed_one_never_blocks(tmp_path: Path) -> 
         assert time.monotonic() - started < 5
 
 
-def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
     # Killed before its run.json.
@@ -258,15 +200,3 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     left = sorted(entry.name for entry in path.iterdir())
     assert left == [".keep.tmp-notes", ".lock", "checkpoints", "metrics.jsonl", "run.json"]
     assert [entry.name for entry in (path / "checkpoints").iterdir()] == ["00000000"]
-
-
-def test_reading_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run folder"):
-        read_run(tmp_path / "none")
-    with pytest.raises(UserError, match=r"run\.json is missing"):
-        read_run(tmp_path)
-    with pytest.raises(UserError, match="the run has logged nothing"):
-        read_metrics(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"loss": 1}) + "\n")
-    with pytest.raises(UserError, match="line 1 is not an object with an integer step"):
-        read_metrics(tmp_path)

@@ -1,23 +1,12 @@
 """Stopped at any operation on the disk, a run goes on to the same end as one that never stopped."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from interp_tasks.checkpoints import (
-    RunFolder,
-    load_checkpoint,
-    read_metrics,
-    save_checkpoint,
-    stored_steps,
-)
+from interp_tasks.checkpoints import RunFolder, load_checkpoint, read_metrics, save_checkpoint, stored_steps
 from interp_tasks.errors import UserError
 from tests.interp_tasks.checkpoints.models import build
 
@@ -25,7 +14,7 @@ STEPS = 4
 SAVED_EVERY = 2
 
 
-def train(path: Path) -> None:
+def train(path):
     """A stand-in for the trainer: a walk with momentum, whose next step depends on all that is saved."""
     with RunFolder.open(path, {"train": {"steps": STEPS}}, {}) as run:
         model, momentum, first = build(1), torch.zeros(()), 0
@@ -44,7 +33,7 @@ def train(path: Path) -> None:
                 run.save(step, model, None, {"momentum": momentum})
 
 
-def result(path: Path) -> tuple[list[int], dict[str, Any], list[dict[str, Any]]]:
+def result(path):
     weights = {
         name: parameter.tolist()
         for step in stored_steps(path)
@@ -62,7 +51,7 @@ class DiesAt:
 
     OPERATIONS = ("rename", "replace", "fsync", "unlink", "rmdir", "mkdir", "ftruncate")
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, survive: int, after: bool) -> None:
+    def __init__(self, monkeypatch, survive, after):
         self.count, self.survive, self.after = 0, survive, after
         for name in self.OPERATIONS:
             # Syncing itself is left out: no test cuts the power, and a busy disk takes seconds.
@@ -71,8 +60,8 @@ class DiesAt:
         # The clean-up of an exception that a killed process would never run.
         monkeypatch.setattr(shutil, "rmtree", self._dying(shutil.rmtree))
 
-    def _dying(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any, **options: Any) -> Any:
+    def _dying(self, operation):
+        def wrapped(*arguments, **options):
             if self.count > self.survive:
                 raise Killed
             self.count += 1
@@ -86,7 +75,7 @@ class DiesAt:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Any]:
+def uninterrupted(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
         counter = DiesAt(patch, survive=10**9, after=False)
@@ -95,7 +84,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the operation", "after it"])
-def test_killed_at_every_disk_operation(tmp_path: Path, uninterrupted: tuple[int, Any], after: bool) -> None:
+def test_killed_at_every_disk_operation(tmp_path, uninterrupted, after):
     operations, expected = uninterrupted
     # What dying after an operation adds are the unsynced writes up to the next one: a sample of it will do.
     for survive in range(0, operations, 3 if after else 1):
@@ -109,7 +98,7 @@ def test_killed_at_every_disk_operation(tmp_path: Path, uninterrupted: tuple[int
         assert not [entry for entry in path.rglob(".*") if entry.name != ".lock"]
 
 
-def test_killed_again_while_resuming(tmp_path: Path, uninterrupted: tuple[int, Any]) -> None:
+def test_killed_again_while_resuming(tmp_path, uninterrupted):
     operations, expected = uninterrupted
     path = tmp_path / "run"
     for survive in (operations // 2, 3, 5, 8, 9, 12, operations // 3, 10, 11):
@@ -124,10 +113,8 @@ def test_killed_again_while_resuming(tmp_path: Path, uninterrupted: tuple[int, A
 
 
 @pytest.mark.parametrize("operation", ["rename", "fsync"])
-def test_a_save_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
-    def fail(*arguments: Any) -> None:
+def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch, operation):
+    def fail(*arguments):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, operation, fail)

@@ -13,6 +13,8 @@ from interp_tasks.cli.app import every_command, program
 from interp_tasks.texts import LONGEST, QUOTED
 
 RUN, ADD = "--ckpt run@40", "--ckpt zoo:modular-addition-113@last"
+TRAIN = "train modular-addition --set"
+COSINE = f"{TRAIN} train.schedule=cosine --set train.schedule_end=90 --set"
 #: A call -> what its one line must name: what is wrong, and what would be right. Nothing slow is imported for these.
 QUICK = {
     "ablate": ["'ablate'", "ablation", "--help lists all"],
@@ -89,6 +91,8 @@ QUICK = {
     "train matrix-completion --set train.stepz=3": ["train.stepz", "did you mean train.steps"],
     "train matrix-completion --set train.steps": ["write key=value"],
     "train matrix-completion --seeds 0:99999999": ["99999999 in all"],
+    f"train matrix-completion --seeds {'9' * 5000}": ["--seeds"],
+    "train matrix-completion --seeds 4,4,1": ["--seeds"],
     "train matrix-completion --out foreign/run": ["foreign is a file"],
 }
 #: What only the task, or the model's configuration, tells: refused before a model is loaded.
@@ -125,6 +129,50 @@ BEFORE_LOADING = {
     f"permute {RUN} --what diagonals": ["no such positions in run@40"],
     f"matrix baseline {RUN} --method magic": ["declares nuclear norm"],
     f"matrix embeddings {RUN} --largest 0.05": ["at least 4 are needed"],
+    "tasks cost modular-addition --rate 0": ["--rate 0: give GFLOP per second, more than 0 and below 1e+09"],
+    "tasks cost modular-addition --rate nan": ["--rate nan: give GFLOP per second"],
+    "tasks cost modular-addition --set train.steps=1e12": ["less than or equal to 1000000000"],
+    "tasks cost modular-addition --set train.steps=1e9 --set train.checkpoint_every=1": [
+        "1,000,000 checkpoints"
+    ],
+    "tasks cost modular-addition --set train.observe=z": ["no activation 'z' to observe: names are"],
+    "tasks cost modular-addition --set train.start_from=zoo:nowhere": ["no zoo:nowhere"],
+    f"{TRAIN} train.step=3": ["no setting train.step: did you mean train.steps?"],
+    f"{TRAIN} steps=3": ["no setting 'steps': keys start with task., model. or train."],
+    f"{TRAIN} model.d_modle=8": ["no setting model.d_modle"],
+    f"{TRAIN} model.d_model=10": ["does not divide into 4 heads"],
+    f"{TRAIN} train.steps=many": ["train.steps: input should be a valid integer"],
+    f"{TRAIN} train.learning_rate=-1": ["train.learning_rate: input should be greater than 0, got -1"],
+    f"{TRAIN} train.betas=0.9,1.0": ["betas must lie in [0, 1)"],
+    f"{TRAIN} train.momentum=0.9": ["momentum belongs to optimizer sgd"],
+    f"{TRAIN} train.schedule=linear": ["schedule linear needs schedule_end"],
+    f"{TRAIN} train.schedule=step": ["train.schedule: input should be 'constant', 'linear' or 'cosine'"],
+    f"{TRAIN} train.schedule_end=9": ["schedule_end belongs to schedule linear or cosine"],
+    f"{COSINE} train.schedule_start=90": ["schedule_end = 90 does not come after step 90"],
+    f"{COSINE} train.warmup_steps=90": ["schedule_end = 90 does not come after step 90"],
+    f"{COSINE} train.warmup_steps=20 --set train.schedule_start=19": [
+        "= 19 lies within the warm-up of 20 steps"
+    ],
+    f"{COSINE} train.schedule_floor=1.1": ["schedule_floor: input should be less than or equal to 1"],
+    f"{TRAIN} train.start_from=nowhere@4": ["no run or checkpoint folder 'nowhere'"],
+    f"{TRAIN} train.start_from=run@all": ["names 3 checkpoints"],
+    f"{TRAIN} train.start_parts=attn": ["start_parts needs start_from"],
+    f"{TRAIN} train.start_from=run@0 --set train.train_parts=attention": [
+        "input should be 'attn', 'qk', 'mlp'"
+    ],
+    f"{TRAIN} train.attention_layers=0": ["needs attention_from"],
+    f"{TRAIN} train.start_from=run@0 --set train.train_parts=attn,mlp,embed,pos_embed,unembed": [
+        "every part trains; name start_parts"
+    ],
+    "train matrix-completion --set train.grokfast=ma --set train.grokfast_window=1000000000": [
+        "training takes "
+    ],
+    "train matrix-completion --set task.n=2000": ["training takes "],
+    "train matrix-completion --set model.n_layers=1000000": ["of memory at least, and cpu has"],
+    "train matrix-completion --set train.batch_size=1000000000": ["training takes "],
+    "train matrix-completion --set task.scale=1e300": ["task.scale: "],
+    "train matrix-completion --out zoo:x": ["choose a name without @ and zoo:"],
+    "train matrix-completion --out runs/a@last": ["choose a name without @ and zoo:"],
     f"modular neurons {ADD} --neurons 512": ["--neurons 512: mlp_post of"],
     f"modular neurons {ADD} --site mlp_post.1": ["choose mlp_post or pattern"],
     f"modular detector {ADD} --metric recal": ["'modular-addition' has none"],

@@ -171,21 +171,6 @@ def test_data_is_escaped_not_replaced(monkeypatch):
     assert rows["ascii"][-1]["variant"] == "ä·→😀"
 
 
-def test_the_c_locale():
-    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
-    for command in ("--help", f"runs checkpoints --ckpt {ZOO}"):
-        code, out, err = shell(f"interp-run {command}", **plain)
-        assert (code, err) == (0, b"")
-        assert out.isascii()
-    code, _, err = shell("interp-run ablation --ckpt größe", **plain)
-    assert code == 2
-    assert b"no run or checkpoint folder" in err
-    assert err.count(b"\n") == 1
-
-
-COLOUR = re.compile(rb"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
-
-
 def on_a_terminal(arguments, columns, cwd, **environment):
     """(exit code, what was shown) on a pseudo-terminal."""
     ours, theirs = pty.openpty()
@@ -235,7 +220,6 @@ def test_windows_is_refused_in_one_line():
 
     command = run("from interp_tasks.cli import main; sys.exit(main(['runs', 'zoo']))")
     assert (command.returncode, command.stdout, command.stderr) == (2, "", f"interp-run: {told}\n")
-    for used in ("interp_tasks.train", "interp_tasks.experiments"):
-        assert run(f"import interp_tasks; {used}").stderr.splitlines()[-1].endswith(f"UserError: {told}")
+    assert run("import interp_tasks; interp_tasks.train").stderr.endswith(f"UserError: {told}\n")
     # `circuits` and `tasks` run there.
     assert run("import circuits, interp_tasks; print('fine')").stdout == "fine\n"

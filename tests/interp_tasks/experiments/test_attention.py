@@ -1,15 +1,12 @@
 """``interp-run attention``: its numbers against plain hooks, its table, its page, and the shipped models."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from circuits import patterns
 from circuits.interventions.replacements import derangement
-from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
+from interp_tasks.checkpoints import load_checkpoint
 from interp_tasks.experiments import attention
 from interp_tasks.experiments._attention import FOLLOWS, MOVED
 
@@ -21,13 +18,6 @@ BY_HAND = ("identity", "row", "column", "mask_ignore", "hidden", "row_observed",
 PATTERNS = [f"blocks.{layer}.attn.hook_pattern" for layer in (0, 1)]
 #: What is said of all heads without a threshold.
 DISTRIBUTION = ("best score: ", "largest score: ")
-
-
-@pytest.fixture
-def bare(models, tmp_path):
-    """A checkpoint that names no task, and tokens for it."""
-    np.save(tmp_path / "tokens.npy", np.arange(36).reshape(4, 9) % 5)
-    return str(save_checkpoint(tmp_path / "bare", models[0])), str(tmp_path / "tokens.npy")
 
 
 def cached(model, tokens):
@@ -118,24 +108,3 @@ def test_a_resample_without_a_template_says_nothing_of_it(folders):
     frames = [attention(folders[1], samples=3, seed=seed, moves=False).frame for seed in range(3)]
     largest = pd.concat([frame[frame["metric"].str.startswith(DISTRIBUTION)] for frame in frames])
     assert np.isfinite(largest[["value", "value_ci_low", "value_ci_high"]].to_numpy(dtype=float)).all()
-
-
-def test_a_checkpoint_without_a_task(call, models, bare):
-    folder, tokens = bare
-    options = ["--ckpt", folder, "--tokens", tokens, "--quiet"]
-    code, out, _ = call("attention", *options, "--format", "json", "--positions", "8")
-    assert code == 0
-    rows = [row for row in json.loads(out) if not row["metric"].startswith(DISTRIBUTION)]
-    counted = [row for row in rows if row["variant"] == "all heads"]
-    rows = [row for row in rows if row["variant"] != "all heads"]
-    assert len(counted) == 7
-    keys = {"identity": 8, "previous": 7, "first": 0, "duplicate": 3, "induction": 4}
-    assert list(dict.fromkeys(row["metric"] for row in rows)) == list(keys)
-    found = cached(models[0], torch.arange(36).reshape(4, 9) % 5)
-    for row in rows:
-        key = keys[row["metric"]]
-        assert row["value"] == pytest.approx(found[row["layer"]][:, row["head"], 8, key].mean(), abs=1e-6)
-        assert (row["position"], row["split"]) == (8, None)
-    code, out, _ = call("attention", *options)
-    assert code == 0
-    assert "moved by" not in out.lower()

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -208,10 +207,3 @@ def test_what_is_written_is_kept(copier, folders, tmp_path, found):
         assert again.loc[metric, "value"] == pytest.approx(own.loc[metric, "value"], abs=1e-9)
     assert "faithfulness, finding half" not in again.index
     assert kept_again.config["method"] == "given"
-
-
-def test_bare_tokens_have_the_distance_between_the_first_two_choices(tmp_path):
-    tokens = np.random.default_rng(0).integers(0, 7, (12, 3))
-    result = experiments.circuit(addition(tmp_path), tokens=tokens, random=2)
-    assert set(result.data["metrics"].values()) == {"logit_diff"}
-    assert rows_of(result, "circuit")["n"].eq(6).all()

@@ -84,8 +84,6 @@ def test_with_several_sources_every_cell_is_the_transplant_of_one(folders):
     assert grid.config["source"] == folders
     [shown] = grid.figures()
     assert shown.caption.startswith("Down: the checkpoint that is run.")
-    run = "zoo:matrix-completion-5x5-small-init/seed-0"
-    assert list(transplant(f"{run}@pre", f"{run}@all", samples=2).plot().data[0].x) == ["@256", "@10000"]
 
 
 def test_what_was_done_is_recorded_for_each_group_of_checkpoints(models, folders, tmp_path):

@@ -43,10 +43,7 @@ CASES = {
         lambda: e.probe(MATRIX[1], targets="true_element", samples=N),
         lambda result: [result.frame["value"]],
     ),
-    "data": (
-        lambda: e.data("modular-addition", {"p": 7}),
-        lambda result: result.data["maps"].values(),
-    ),
+    "data": (lambda: e.data("modular-addition", {"p": 7}), lambda result: result.data["maps"].values()),
 }
 
 

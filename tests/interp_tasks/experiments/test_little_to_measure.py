@@ -39,20 +39,16 @@ def tiny(tmp_path_factory):
 
 MANGLED = {
     "steps twice": ("metrics.jsonl", lambda text: text + text, "no later step"),
+    "half a line": ("metrics.jsonl", lambda text: text + '{"step": \n', "mangled after line 0"),
     "metrics that are a list": (
-        "metrics.jsonl",
-        lambda text: '{"step": 0, "validation": [1]}\n',
-        "metrics that are not an object",
+        *("metrics.jsonl", lambda text: '{"step": 0, "validation": [1]}\n', "metrics that are not an object"),
     ),
     "a section that is a number": (
-        "run.json",
-        lambda text: json.dumps({**json.loads(text), "config": {"task": {}, "train": 3}}),
+        *("run.json", lambda text: json.dumps({**json.loads(text), "config": {"task": {}, "train": 3}})),
         "a section of its config is not an object",
     ),
-    "half a line": ("metrics.jsonl", lambda text: text + '{"step": \n', "mangled after line 0"),
     "no number of the metric": (
-        "metrics.jsonl",
-        lambda text: '{"step": 0, "validation": {"mse_masked": null, "mse_all": 1.0}}\n',
+        *("metrics.jsonl", lambda text: '{"step": 0, "validation": {"mse_masked": null, "mse_all": 1.0}}\n'),
         "logs no validation 'mse_masked': it has mse_all",
     ),
 }

@@ -81,10 +81,6 @@ def test_the_untrained_model_is_one_of_this_architecture_and_initialisation(tmp_
             n: p.shape for n, p in subject.model.named_parameters()
         }
         assert model.W_Q.std().item() == pytest.approx(scale, rel=0.05), "as run.json says"
-        if ref == MATRIX:
-            first = load_checkpoint(ref.replace("@post", "@0")).model
-            # Stored weights are rounded.
-            assert (model.W_Q - first.W_Q).abs().max() > 0.1, "no run began as this one"
         assert torch.equal(model.W_Q, untrained(subject).W_Q)
         assert not torch.equal(model.W_Q, untrained(next(subjects(ref, Examples(samples=4, seed=1)))).W_Q)
     task = tasks.get("matrix-completion", n=3, rank=1)

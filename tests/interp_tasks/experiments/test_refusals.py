@@ -71,6 +71,7 @@ REFUSED = [
     ("detector", "modular", {"samples": 5}, "leave --samples out"),
     ("detector", "addition", {}, "'modular-addition' has none"),
     ("weights", "modular", {"control": NOWHERE}, "nowhere"),
+    ("weights", "matrix", {}, "weights needs a task with a grid of inputs"),
     ("progress", "modular", {"train": [0, 49]}, "indices 0 to 48 of the grid's inputs, or a mask of all 49"),
     ("drops", "zoo:matrix-completion-4x4@pre", {}, "name the run alone, "),
     ("drops", "zoo:matrix-completion-4x4", {"against": "d_model"}, "a setting such as model.d_model"),

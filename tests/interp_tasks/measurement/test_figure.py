@@ -1,15 +1,12 @@
 """The figure of the table: points beside baselines, lines over the steps of a run, maps of heads with a scale."""
 
-from __future__ import annotations
-
 import pandas as pd
 
-from interp_tasks.measurement.figure import FEWEST_STEPS
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.table import tidy
 
 
-def result(variants: int = 2, steps: int = 4, experiment: str = "ablation", runs: int = 1) -> Result:
+def result(variants=2, steps=4, experiment="ablation", runs=1):
     """Variant v has the effect v + 1, which grows with the step; the steps are given in descending order."""
     rows = [
         {
@@ -40,7 +37,7 @@ def lines(figure):
     return [trace for trace in figure.data if trace.type == "scatter" and trace.mode == "lines+markers"]
 
 
-def test_values_of_a_run_are_lines_over_steps_with_bands_beside_the_unedited_model() -> None:
+def test_values_of_a_run_are_lines_over_steps_with_bands_beside_the_unedited_model():
     found = result()
     figure = found.plot()
     assert [line.name for line in lines(figure)] == ["unedited", "0.0", "0.1"] * 2
@@ -57,16 +54,7 @@ def test_values_of_a_run_are_lines_over_steps_with_bands_beside_the_unedited_mod
     assert "step" in [axis.title.text for axis in figure.select_xaxes()]
 
 
-def test_few_steps_and_checkpoints_without_a_step_are_points() -> None:
-    for found in (
-        result(steps=FEWEST_STEPS - 1),
-        Result("ablation", result().frame.assign(step=pd.array([None] * 16, dtype="Int64"))),
-    ):
-        assert {trace.mode for trace in found.plot().data} == {"markers"}
-        assert "Filled" in found.figures()[0].caption
-
-
-def test_heads_edited_one_by_one_are_a_map_by_step() -> None:
+def test_heads_edited_one_by_one_are_a_map_by_step():
     found = result(experiment="heads")
     maps = [trace for trace in found.plot().data if trace.type == "heatmap"]
     assert len(maps) == 2

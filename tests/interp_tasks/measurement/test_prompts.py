@@ -1,7 +1,5 @@
 """A Hugging Face folder becomes a run whose model and tokenizer are its own; commands measure on a file of prompts."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -124,31 +122,24 @@ def test_every_command_measures_on_prompts(run, call, tmp_path):
     assert rows("circuit", "--random", "2", "--no-curve")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--prompts", "nowhere.csv"], "--prompts nowhere.csv: no such file"),
-        (["--prompts", "prompts.jsonl", "--split", "test"], "give --split or --prompts, not both"),
-        (["--prompts", "prompts.jsonl", "--task", "modular-addition"], "give --task or --prompts, not both"),
-        (["--prompts", "prompts.jsonl", "--metric", "loss"], "choose logit_difference or accuracy"),
-        (["--prompts", "short.csv"], "row 1: nothing in column wrong"),
-        ([], "say --task NAME, --prompts FILE with texts and answers"),
-    ],
-)
-def test_what_a_user_mistakes_is_one_line(run, call, tmp_path, options, message):
-    (tmp_path / "short.csv").write_text("clean,answer\nthe girl, She")
-    code, _, err = call("ablation", "--ckpt", "run", *options)
-    assert (code, message in err, len(err.strip().splitlines())) == (2, True, 1), err
+REFUSED = {
+    "ablation --ckpt run": "say --task NAME, --prompts FILE with texts and answers",
+    "ablation --ckpt run --prompts nowhere.csv": "--prompts nowhere.csv: no such file",
+    "ablation --ckpt run --prompts short.csv": "row 1: nothing in column wrong",
+    "ablation --ckpt run --prompts prompts.jsonl --split test": "give --split or --prompts, not both",
+    "ablation --ckpt run --prompts prompts.jsonl --task miiii": "give --task or --prompts, not both",
+    "ablation --ckpt run --prompts prompts.jsonl --metric loss": "choose logit_difference or accuracy",
+    "lens --ckpt other --prompts prompts.jsonl": "has no tokenizer, which texts need",
+    "probe --ckpt run --prompts prompts.jsonl --target name": "declares who, words",
+    "heads --ckpt run --prompts prompts.jsonl --by-class": "found on other examples, which a file has not",
+}
 
 
-def test_a_run_without_a_tokenizer_and_a_label_that_is_not(run, call, tmp_path):
+def test_what_a_user_mistakes_is_one_line(run, call, tmp_path):
     tiny = tasks.get("modular-addition", p=11)
     torch.save(tiny.build_model().state_dict(), tmp_path / "w.pt")
     import_checkpoint(tmp_path / "w.pt", tmp_path / "other", task=tiny)
-    for command, ckpt, options, message in (
-        ("lens", "other", [], "has no tokenizer, which texts need"),
-        ("probe", "run", ["--target", "name"], "declares who, words"),
-        ("heads", "run", ["--by-class"], "found on other examples, which a file has not"),
-    ):
-        code, _, err = call(command, "--ckpt", ckpt, "--prompts", "prompts.jsonl", *options)
+    (tmp_path / "short.csv").write_text("clean,answer\nthe girl, She")
+    for command, message in REFUSED.items():
+        code, _, err = call(*command.split())
         assert (code, message in err, len(err.splitlines())) == (2, True, 1), err

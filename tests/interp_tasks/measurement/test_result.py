@@ -1,9 +1,6 @@
 """What `print` shows of an experiment's result."""
 
-from __future__ import annotations
-
 import pandas as pd
-import pytest
 
 from interp_tasks.measurement.result import Result
 from interp_tasks.measurement.table import with_holm
@@ -20,13 +17,12 @@ def test_a_note_says_where_no_adjusted_p_value_can_be_small():
     assert with_holm(rows[:0])[1] == []
 
 
-def test_print_shows_the_table_and_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_print_shows_the_table_and_its_notes(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     row = {"ref": "runs/x@1", "variant": "0.1", "metric": "loss", "value": 2.0}
     alone = row | {"value_ci_low": 1.0, "value_ci_high": 3.0}
-    title, header, line, count, note = repr(
-        Result("drops", pd.DataFrame([alone]), {}, ("A note.",))
-    ).splitlines()
+    shown = repr(Result("drops", pd.DataFrame([alone]), {}, ("A note.",)))
+    title, header, line, count, note = shown.splitlines()
     assert (title, note) == ("drops:", "A note.")
     assert header.split() == ["ref", "variant", "value", "[95%", "CI]"]
     assert line.split() == ["runs/x@1", "0.1", "2", "[1,", "3]"]

@@ -17,7 +17,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.published import Claim, Paper
 from interp_tasks.published.paper import as_typed
 from interp_tasks.reproduction import check_records, measure, reproduce, train_missing
-from interp_tasks.reproduction.records import read_file, rule_of, write_records
+from interp_tasks.reproduction.records import read_file, write_records
 from interp_tasks.reproduction.runs import stored_runs
 
 SETTINGS = {
@@ -50,13 +50,7 @@ def content(*claims, **changes):
         "run": [{**run, "name": "a"}, {**run, "name": "b", "settings": SETTINGS | {"train.seed": 1}}],
         "study": [
             {"id": "s", "experiment": "ablation", "at": ["0", "4"], "settings": {"samples": 8}},
-            {
-                "id": "t",
-                "experiment": "ablation",
-                "at": ["4"],
-                "together": True,
-                "settings": {"samples": 8},
-            },
+            {"id": "t", "experiment": "ablation", "at": ["4"], "together": True, "settings": {"samples": 8}},
         ],
         "claim": list(claims),
     } | changes
@@ -195,22 +189,6 @@ def test_another_model_stands_for_the_run_that_is_claimed_about(runs, table, con
     assert pandas.isna(row["untrained"])
 
 
-def test_every_shuffled_run_counts_where_fewer_runs_are_there(runs, table, tmp_path):
-    given = content(claim(controls=["shuffled"]).model_dump())
-    mixed = {"role": "mixed", "settings": SETTINGS | {"train.weight_decay": 0.1}}
-    given["run"].append(given["run"][0] | mixed | {"name": "c", "seeds": "1,4"})
-    given["study"][0] |= {"shuffled": "mixed"}
-    shutil.copytree(runs / "a", tmp_path / "a")
-    paper = paper_of(given)
-    given["study"][0] |= {"role": "mixed"}
-    train_missing(paper_of(given), runs=tmp_path, rows=[1])
-    _, (row,) = reproduced(paper, runs=tmp_path, rows=[1])
-    shuffled = [f"{tmp_path}/c/seed-{seed}@4" for seed in (1, 4)]
-    values = [row_of(experiments.ablation([ref], samples=8).frame)["value"] for ref in shuffled]
-    assert values[0] != pytest.approx(values[1])
-    assert row["shuffled"] == pytest.approx(sum(values) / 2)
-
-
 def of_small(monkeypatch, paper):
     """Lets the name of any paper stand for this one."""
     for function in (measure, reproduce):
@@ -222,9 +200,7 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
         claim(
             says="It <b>stays</b>.", published="r/9 | 0.1", unit="of the norm", over="examples", headline=True
         ).model_dump(),
-        claim(
-            id="a-name-that-is-longer-than-its-column", row=2, study="t", holds={"above": 1e9}
-        ).model_dump(),
+        claim(id="b", row=2, study="t", holds={"above": 1e9}).model_dump(),
     )
     paper = paper_of(given)
     found, _ = reproduced(paper, runs=runs)
@@ -241,20 +217,9 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     assert page.index("Headlines") < page.index("Claims")
     assert paper.run[1].command(str(runs)) in page.replace("&#x27;", "'")
     of_small(monkeypatch, paper)
-    monkeypatch.setenv("COLUMNS", "80")
-    out = str(tmp_path / "cli")
-    arguments = ["reproduce", "small", "--runs", str(runs), "--out", out, "--measure"]
-    assert main(arguments) == 0
+    assert main(["reproduce", "small", "--runs", str(runs), "--out", str(tmp_path / "cli"), "--measure"]) == 0
     shown = capsys.readouterr().out
-    lines = shown.splitlines()
-    assert max(map(len, lines[:8])) <= 80
-    (value,) = [each for each in lines if " value * " in each]
-    assert value.split()[:2] == ["not", "testable"]
-    assert " r/9 | 0.1 " in value
-    assert "of the norm" in value
-    assert " a-name-that-is-longer-than" in shown
     assert "Not measured: 1 run(s), 0.5 h of training; --train does both.\n0.5 h: interp-run train" in shown
-    assert "It <b>stays</b>." not in shown
     assert "1 held" not in shown  # no score
 
 
@@ -297,13 +262,6 @@ def test_a_record_is_measured_once_and_checked_on_request(runs, tmp_path):
         reproduce(paper, records=records)
 
 
-def test_a_rule_that_is_changed_shows():
-    rules = [claim(), claim(says="It stays as it is."), claim(holds={"below": 2.0}), claim(log=True)]
-    first, same, *others = map(rule_of, rules)
-    assert same == first
-    assert len({first, *others}) == 3
-
-
 def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkeypatch, capsys):
     paper = paper_of(content(claim(where={"metric": "none"}).model_dump(), claim(id="u").model_dump()))
     of_small(monkeypatch, paper)
@@ -319,11 +277,9 @@ def test_a_crash_is_told_after_everything_else_is_written(runs, tmp_path, monkey
     [
         ({"model.d_model": 16}, {}, "its model.d_model is 8, not 16"),
         ({"train.seed": 3}, {}, "its train.seed is 0, not 3"),
-        ({"train.train_parts": ["attn"]}, {}, "its train.train_parts is [], not ['attn']"),
         ({}, {"train": {"seed": 3}}, "its train.seed is 3, not 0"),
         # What the paper's file leaves at its default tells runs apart too.
         ({}, {"task": {"name": "miiii"}}, "its task.name is miiii, not matrix-completion"),
-        ({}, {"task": {"p_mask": 0.75}}, "its task.p_mask is 0.75, not "),
         ({}, {"model": {"own": {}}}, "its model.n_layers is None, not 1"),
         ({}, {"train": [1]}, "run.json is mangled: it has no config of task, model, train"),
         # What only says how a run was recorded does not, and a setting that is newer than it has its default.

@@ -174,12 +174,6 @@ def test_a_verdict_is_that_of_its_interval(changes, rows, found, interval, about
         assert (outcome["p"] < 0.05) == (found != "undecided")
 
 
-def test_a_verdict_names_each_runs_number():
-    assert judge(claim(), THREE)["runs"] == [
-        {"run": f"x/seed-{seed}", "value": seed + 1.0} for seed in range(3)
-    ]
-
-
 def test_a_step_that_a_run_did_not_reach_is_later_than_its_last():
     about = {"metric": "step at 95%"}
     late = row(None, "x/seed-2", step=2000, **about)

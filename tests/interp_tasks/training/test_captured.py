@@ -4,8 +4,6 @@ Where there is no CUDA device, a capture keeps the function instead of its opera
 everything which changes from step to step reaches the memory that the recorded operations read.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -179,14 +177,9 @@ def test_tf32_is_refused_where_products_are_not_rounded(tmp_path):
     rounded = {"steps": 1, "precision": "tf32"}
     with pytest.raises(UserError, match="CUDA"):
         train("modular-addition", out=tmp_path / "run", config=rounded)
-    spec = tmp_path / "spec.toml"
-    spec.write_text('[[train]]\ntask = "modular-addition"\n[train.set]\ntrain.precision = "tf32"\n')
-    assert main(["grid", str(spec), "--executor", "serial", "--out", str(tmp_path / "grid"), "--quiet"]) == 2
     search = ["runs", "search", "modular-addition", "--trials", "1", "--out", str(tmp_path / "search")]
-    vary = ["--vary", "train.learning_rate=1e-4,1e-2"]
-    assert main([*search, *vary, "--set", "train.precision=tf32"]) == 2
     assert main([*search, "--vary", "train.precision=float32,tf32"]) == 2
-    assert [path.name for path in tmp_path.iterdir() if path.name in ("run", "search")] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

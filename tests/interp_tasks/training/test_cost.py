@@ -73,25 +73,3 @@ def test_the_published_run_of_all_primes_is_what_the_fact_sheet_derives(capsys):
     assert found["trained"] == 1_195_264
     assert found["step_flop"] == pytest.approx(34.7e9, rel=0.1)
     assert found["steps"] * found["step_flop"] == pytest.approx(2.3e15, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("modular-addition --rate 0", "--rate 0: give GFLOP per second"),
-        ("modular-addition --rate nan", "--rate nan: give GFLOP per second"),
-        ("modular-addition --rate 1e12", "more than 0 and below 1e+09"),
-        ("modular-addition --set train.steps=1e12", "less than or equal to 1000000000"),
-        (
-            "modular-addition --set train.steps=1e9 --set train.checkpoint_every=1",
-            "more than 1,000,000 checkpoints",
-        ),
-        ("modular-addition --set train.start_from=zoo:nowhere", "no zoo:nowhere"),
-        ("modular-addition --set train.observe=z", "no activation 'z' to observe: names are"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, said, capsys):
-    assert main(["tasks", "cost", *arguments.split()]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1

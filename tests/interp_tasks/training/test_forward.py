@@ -1,27 +1,20 @@
 """The fused forward is the HookedTransformer's own, gradients included, to 1e-10 in float64."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
-from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformer_lens import HookedTransformerConfig
 
 from interp_tasks.training.dropout import Dropout
-from interp_tasks.training.forward import (
-    FusedForward,
-    HookedForward,
-    fastest_forward,
-    why_not_fused,
-)
+from interp_tasks.training.forward import FusedForward, HookedForward, fastest_forward, why_not_fused
 from tasks.hooked import construct
 from tasks.post_norm import PostNormConfig
 
 N_POS = 5
 
 
-def random_model(**changes: object) -> HookedTransformer:
+def random_model(**changes):
     """A float64 model whose every parameter matters: all drawn, biases and LayerNorm included."""
     settings = {
         "n_layers": 2,

@@ -1,9 +1,5 @@
 """Whole runs: what they store, that they resume and extend exactly, and how they refuse."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -30,12 +26,11 @@ def matrices():
     return tasks.get("matrix-completion", n=2, rank=1, grid_max=1, grid_step=0.1)
 
 
-@pytest.mark.parametrize("says", ["draws fresh matrices", "randint"])
-def test_a_task_without_a_whole_split_needs_a_batch_size(tmp_path, matrices, monkeypatch, says):
-    if says == "randint":  # as a task of the user's has it, that hands None on to torch
-        monkeypatch.setattr(type(matrices), "sample", lambda self, n, **_: torch.randint(3, (n, 4)))
+def test_a_task_without_a_whole_split_needs_a_batch_size(tmp_path, matrices, monkeypatch):
+    # As a task of the user's has it, that hands None on to torch.
+    monkeypatch.setattr(type(matrices), "sample", lambda self, n, **_: torch.randint(3, (n, 4)))
     with pytest.raises(
-        UserError, match=rf"without train\.batch_size .*'matrix-completion' .*{says}"
+        UserError, match=r"without train\.batch_size .*'matrix-completion' .*randint"
     ) as refused:
         train(matrices, out=tmp_path / "run", settings=TINY, config={"steps": 1})
     assert "\n" not in str(refused.value)
@@ -44,11 +39,11 @@ def test_a_task_without_a_whole_split_needs_a_batch_size(tmp_path, matrices, mon
         cost(matrices, settings=TINY, config=TrainConfig(steps=1))
 
 
-def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+def weights(run, step):
     return load_file(run / "checkpoints" / f"{step:08d}" / "model.safetensors")
 
 
-def assert_same_weights(one: Path, other: Path, step: int) -> None:
+def assert_same_weights(one, other, step):
     expected = weights(other, step)
     for name, tensor in weights(one, step).items():
         assert torch.equal(tensor, expected[name]), name
@@ -98,10 +93,6 @@ def test_a_constant_run_takes_a_fall_of_the_steps_to_come(addition, tmp_path, st
     assert_same_weights(extended, whole, 16)
     logged = {line["step"]: line for line in read_metrics(extended)}
     assert all(logged[line["step"]] == line for line in read_metrics(whole))
-    # Of the update before the step.
-    assert {step: logged[step]["learning_rate"] for step in (9, 12, 15, 16)} == pytest.approx(
-        {9: 1e-3, 12: 1e-3 * (1 - 0.75 / 4), 15: 0.25e-3, 16: 0.25e-3}
-    )
     stored = read_run(extended)
     assert stored["config"] == read_run(whole)["config"]
     assert stored["resumed"][-1]["config"] == {
@@ -111,8 +102,6 @@ def test_a_constant_run_takes_a_fall_of_the_steps_to_come(addition, tmp_path, st
         "train.schedule_end": [None, 14],
         "train.schedule_floor": [0.0, 0.25],
     }
-    run(tmp_path / "extended", constant(steps=16, **fall))
-    assert "config" not in read_run(extended)["resumed"][-1]
 
 
 def test_a_schedule_that_changes_a_step_taken_is_refused(addition, tmp_path):
@@ -145,9 +134,6 @@ def test_a_schedule_that_changes_a_step_taken_is_refused(addition, tmp_path):
     given(**fall)
     assert stored_steps(run)[-1] == 20
     assert "of the 20 steps taken, step 9 had a learning rate of 0.0009 and would have 0.001;" in refusal()
-    assert "step 9 had a learning rate of 0.0009 and would have" in refusal(
-        **fall | {"schedule": "cosine"}, steps=25
-    )
     assert "step 9 had a learning rate of 0.0009 and would have 0.00091;" in refusal(
         **fall, schedule_floor=0.1, steps=25
     )
@@ -170,13 +156,11 @@ def test_the_clock_counts_updates_alone_and_goes_on(addition, tmp_path, monkeypa
         monkeypatch.setattr(loop.Loop, name, slower)
     config = {"checkpoint_every": 4, "log_every": 3}
     run = train(addition, out=tmp_path / "run", settings=TINY, config={**config, "steps": 6})
-    peaks = read_run(run)["peak_memory"]
-    assert peaks["process"] > 10 * 2**20
     now[0] += 1e6
     train(addition, out=run, settings=TINY, config={**config, "steps": 14})
     logged = [line["step"] for line in read_metrics(run)]
     assert read_clock(run) == {step: float(step) for step in logged}
-    assert read_run(run)["peak_memory"]["process"] >= peaks["process"]
+    assert read_run(run)["peak_memory"]["process"] > 10 * 2**20
     # What is not known of the beginning is not made up at the end.
     (run / "clock.jsonl").unlink()
     train(addition, out=run, settings=TINY, config={**config, "steps": 15})
@@ -316,41 +300,6 @@ def test_bf16_keeps_float32_weights_and_stays_close(matrices, tmp_path):
         losses[precision] = read_metrics(run)[-1]["train_loss"]
     assert losses["bf16"] == pytest.approx(losses["float32"], rel=0.05)
     assert losses["bf16"] != losses["float32"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"preset": "gpu"}, "no preset 'gpu': presets are cpu, reference, paper"),
-        ({"config": {"step": 1}}, "did you mean train.steps"),
-        ({"settings": {"d_modle": 8}}, "no setting model.d_modle"),
-        ({"settings": {"d_model": 10, "n_heads": 4}}, "does not divide into 4 heads"),
-        ({"device": "cuda"}, "device 'cuda' is not available: this machine has cpu"),
-        ({"device": "gpu"}, "device 'gpu' is not available: this machine has cpu"),
-        ({"device": "mps:7"}, "device 'mps:7' is not available: "),
-    ],
-)
-def test_refusals_are_one_line_and_leave_nothing(addition, tmp_path, arguments, message):
-    if arguments.get("device") == "cuda" and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(UserError) as caught:
-        train(addition, out=tmp_path / "run", **arguments)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_in_a_run_is_refused_before_a_model_is_built(addition, tmp_path, monkeypatch):
-    single = train(addition, out=tmp_path / "single", settings=TINY, config={"steps": 1})
-    monkeypatch.setattr(type(addition), "build_model", None)
-    monkeypatch.chdir(single)
-    for call in (
-        lambda: train(addition, out=single / "seed-0", settings=TINY, config={"steps": 1}),
-        lambda: train(addition, out="seed-0", settings=TINY, config={"steps": 1}),
-    ):
-        with pytest.raises(UserError, match=r"single is the folder of a run: choose another --out$"):
-            call()
-    assert not (single / "seed-0").exists()
 
 
 @pytest.mark.parametrize("grokfast", ["ema", "ma"])

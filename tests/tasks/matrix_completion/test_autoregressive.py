@@ -1,9 +1,5 @@
 """The autoregressive form: its sequence, its loss and metrics against loops, greedy decoding against plain forwards."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,15 +9,15 @@ from tasks import TaskError, pool
 from tasks.matrix_completion import AutoregressiveCompletion
 from tasks.matrix_completion.autoregressive import greedy
 
-SMALL: dict[str, Any] = {"n_layers": 2, "n_heads": 2, "d_model": 16, "init_std": 0.3}
+SMALL = {"n_layers": 2, "n_heads": 2, "d_model": 16, "init_std": 0.3}
 
 
 @pytest.fixture
-def task() -> AutoregressiveCompletion:
+def task():
     return AutoregressiveCompletion(n=2, m=3, rank=1, grid_max=1.2, grid_step=0.2)
 
 
-def test_ids_are_those_of_the_published_code() -> None:
+def test_ids_are_those_of_the_published_code():
     """Grid [-2, 2] in steps of 0.01: ids 1 to 401, 0 hidden, 404 SEP, 405 in all."""
     task = AutoregressiveCompletion()
     assert (task.d_vocab, task.separator_id, task.sequence_length) == (405, 404, 98)
@@ -30,7 +26,7 @@ def test_ids_are_those_of_the_published_code() -> None:
     assert task.decode(torch.tensor([1, 401])).tolist() == [-2, 2]
 
 
-def test_the_sequence_is_masked_entries_separator_full_entries(task: AutoregressiveCompletion) -> None:
+def test_the_sequence_is_masked_entries_separator_full_entries(task):
     batch = task.sample(30)
     hidden = batch.extras["hidden"]
     whole = torch.cat([batch.tokens, batch.targets[:, -1:]], 1)
@@ -44,7 +40,7 @@ def test_the_sequence_is_masked_entries_separator_full_entries(task: Autoregress
 
 
 @pytest.mark.parametrize(("loss_on", "positions"), [("sequence", range(12)), ("answer", range(6, 12))])
-def test_the_loss_is_of_every_next_token_or_of_the_answer(loss_on: Any, positions: range) -> None:
+def test_the_loss_is_of_every_next_token_or_of_the_answer(loss_on, positions):
     task = AutoregressiveCompletion(n=2, m=3, rank=1, grid_max=1.2, grid_step=0.2, loss_on=loss_on)
     batch = task.sample(5)
     output = torch.randn(5, 12, task.d_vocab, generator=torch.Generator().manual_seed(0))
@@ -54,15 +50,15 @@ def test_the_loss_is_of_every_next_token_or_of_the_answer(loss_on: Any, position
         assert task.loss(given, batch).item() == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-5)
 
 
-def test_metrics_against_a_loop_over_entries(task: AutoregressiveCompletion) -> None:
+def test_metrics_against_a_loop_over_entries(task):
     batch = task.sample(20)
     output = torch.randn(20, 12, task.d_vocab, generator=torch.Generator().manual_seed(0))
     # Half of the answers right, so that accuracies are neither 0 nor those of chance.
     for b in range(10):
         output[b, torch.arange(6, 12), batch.targets[b, 6:]] += 20
     found = pool(task.metrics(output, batch))
-    right: dict[bool, list[float]] = {True: [], False: []}
-    errors: dict[bool, list[float]] = {True: [], False: []}
+    right = {True: [], False: []}
+    errors = {True: [], False: []}
     for b in range(20):
         for entry in range(6):
             logits, target = output[b, 6 + entry], batch.targets[b, 6 + entry]
@@ -80,7 +76,7 @@ def test_metrics_against_a_loop_over_entries(task: AutoregressiveCompletion) -> 
     assert pool(task.metrics(output[:, 6:], batch)) == pytest.approx(found)
 
 
-def test_greedy_decoding_reads_its_own_answers(task: AutoregressiveCompletion) -> None:
+def test_greedy_decoding_reads_its_own_answers(task):
     """With kept keys and values, the same as running the whole prefix anew for every token."""
     model = task.build_model(0, task.Model(**SMALL))
     batch = task.sample(16)
@@ -99,9 +95,7 @@ def test_greedy_decoding_reads_its_own_answers(task: AutoregressiveCompletion) -
     assert pooled["accuracy_observed"] == pytest.approx(right[~hidden].double().mean().item())
 
 
-def test_size_and_sign_of_hidden_entries_are_told_apart(
-    task: AutoregressiveCompletion, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_size_and_sign_of_hidden_entries_are_told_apart(task, monkeypatch):
     """Against the decoded values: turning signs keeps sizes and no sign; a wrong size has no sign to be right."""
     from tasks.matrix_completion import autoregressive
 
@@ -110,7 +104,7 @@ def test_size_and_sign_of_hidden_entries_are_told_apart(
     answers = task.encode(-values)
     answers[:, 1] = task.encode((values[:, 1].abs() < 0.5).float())  # 0 or 1: another size than the true one
     monkeypatch.setattr(autoregressive, "greedy", lambda model, prompts, n: answers)
-    found = task.decoded(None, batch)  # type: ignore[arg-type]
+    found = task.decoded(None, batch)
     wrong = torch.zeros_like(hidden)
     wrong[:, 1] = values[:, 1].abs() != (values[:, 1].abs() < 0.5).float()
     assert torch.equal(found["size_hidden"][0], (hidden & ~wrong).sum(1))
@@ -123,7 +117,7 @@ def test_size_and_sign_of_hidden_entries_are_told_apart(
     assert int(total.sum()) < int(count.sum()) / 2
 
 
-def test_templates_look_from_the_answer_into_the_masked_half(task: AutoregressiveCompletion) -> None:
+def test_templates_look_from_the_answer_into_the_masked_half(task):
     templates = task.attention_templates()
     batch = task.sample(4)
     keys = {
@@ -149,7 +143,7 @@ def test_templates_look_from_the_answer_into_the_masked_half(task: Autoregressiv
     }
 
 
-def test_probe_targets_are_the_entries_that_positions_predict(task: AutoregressiveCompletion) -> None:
+def test_probe_targets_are_the_entries_that_positions_predict(task):
     batch = task.sample(6)
     found = task.probe_targets(batch)
     assert found.positions == tuple(range(6, 12))
@@ -159,7 +153,7 @@ def test_probe_targets_are_the_entries_that_positions_predict(task: Autoregressi
     assert not found.splits["observed"][:, :6].any()
 
 
-def test_the_model_is_causal_and_refused_without_room(task: AutoregressiveCompletion) -> None:
+def test_the_model_is_causal_and_refused_without_room(task):
     model = task.build_model(0, task.Model(**SMALL))
     batch = task.sample(3)
     later = batch.tokens.clone()

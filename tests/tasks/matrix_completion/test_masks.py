@@ -1,7 +1,5 @@
 """Masks with a structure, and masks whose longest column changes place."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from tasks.matrix_completion.attention import longest_column, named_masks, parse
 from tasks.matrix_completion.matrices import MASK_ID
 
 
-def test_the_published_mask_and_smaller_ones() -> None:
+def test_the_published_mask_and_smaller_ones():
     """Rows 4 and 7 of 7, counted from 1, hidden but for columns 2 and 6."""
     assert named_masks(7, 7)["rows"] == hide_rows(7, 7, {3: 1, 6: 5})
     assert named_masks(7, 7)["columns"] == tuple(
@@ -23,7 +21,7 @@ def test_the_published_mask_and_smaller_ones() -> None:
     assert named_masks(2, 4) == {}
 
 
-def test_a_mask_for_a_whole_batch() -> None:
+def test_a_mask_for_a_whole_batch():
     task = MatrixCompletion(n=4, rank=1)
     batch = task.sample(6, seed=2)
     for mask, rows in (("rows", named_masks(4, 4)["rows"]), ("....,#..#,....,####", None)):
@@ -37,7 +35,7 @@ def test_a_mask_for_a_whole_batch() -> None:
 @pytest.mark.parametrize(
     "text", ["diagonal", "....,....,....", "....,....,....,..x.", "....,....,....,...", ""]
 )
-def test_masks_that_do_not_fit(text: str) -> None:
+def test_masks_that_do_not_fit(text):
     with pytest.raises(TaskError, match=r"write rows, columns, or 4 rows of 4 characters, each \. or #"):
         parse_mask(text, 4, 4)
     with pytest.raises(TaskError, match="write 2 rows of 3 characters"):
@@ -45,7 +43,7 @@ def test_masks_that_do_not_fit(text: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (5, 3)])
-def test_the_longest_column_moves_and_nothing_else(n: int, m: int) -> None:
+def test_the_longest_column_moves_and_nothing_else(n, m):
     task = MatrixCompletion(n=n, m=m, rank=1)
     batch = task.sample(300, seed=1)
     moved = task.attention_relocations(batch, seed=1)["longest_column"]
@@ -68,8 +66,3 @@ def test_the_longest_column_moves_and_nothing_else(n: int, m: int) -> None:
     again = task.attention_relocations(batch, seed=1)["longest_column"]
     assert torch.equal(again.after.tokens, moved.after.tokens)
     assert not torch.equal(task.attention_relocations(batch, seed=2)["longest_column"].target, moved.target)
-
-
-def test_where_no_column_is_the_longest_there_is_nothing_to_move() -> None:
-    task = MatrixCompletion(n=4, rank=1, p_mask=0)
-    assert task.attention_relocations(task.sample(5, seed=1), seed=1) == {}

@@ -1,7 +1,5 @@
 """Recoverable entries against union-find."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch
@@ -11,12 +9,12 @@ from hypothesis import strategies as st
 from tasks.matrix_completion import unrecoverable
 
 
-def lost_by_union_find(hidden: list[list[bool]]) -> list[list[bool]]:
+def lost_by_union_find(hidden):
     """Row i and column j are in one component of the observed entries, or entry (i, j) is lost."""
     rows, columns = len(hidden), len(hidden[0])
     parent = list(range(rows + columns))
 
-    def root(node: int) -> int:
+    def root(node):
         while parent[node] != node:
             node = parent[node]
         return node
@@ -28,9 +26,7 @@ def lost_by_union_find(hidden: list[list[bool]]) -> list[list[bool]]:
 
 
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 2**49 - 1), st.sampled_from([0.3, 0.6, 0.8, 0.9]))
-def test_unrecoverable_entries_are_those_between_components(
-    rows: int, columns: int, seed: int, p_mask: float
-) -> None:
+def test_unrecoverable_entries_are_those_between_components(rows, columns, seed, p_mask):
     draws = torch.rand(20, rows, columns, generator=torch.Generator().manual_seed(seed))
     hidden = draws < p_mask
     assert unrecoverable(hidden).tolist() == [lost_by_union_find(mask) for mask in hidden.tolist()]

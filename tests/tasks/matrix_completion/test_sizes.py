@@ -1,7 +1,5 @@
 """The mixture of sizes, and what the task says of its plateau and of exact answers."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -9,7 +7,6 @@ import torch
 
 import tasks
 from tasks.base import pool_parts
-from tasks.errors import TaskError
 
 SIZES = {"sizes": (2, 3, 4), "grid_max": 1, "grid_step": 0.1}
 
@@ -35,21 +32,6 @@ def test_parts_are_the_single_sizes_with_all_other_settings():
     assert mixture.parts() == {f"n={n}": tasks.get("matrix-completion", n=n, **shared) for n in (2, 3, 4)}
     assert mixture.n == 4
     assert mixture.sequence_length == 16
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"sizes": (2, 2)}, "sizes 2, 2 name one twice"),
-        ({"sizes": (2, 3), "n": 5}, "n = 5 is not the largest of the sizes: leave it out"),
-        ({"sizes": ()}, "sizes"),
-        ({"sizes": (2, 3), "rank": 3}, "rank 3 exceeds the sides of a 2×2 matrix"),
-        ({"sizes": (2, 3), "m": 3}, "a mixture of sizes has neither m nor mask"),
-    ],
-)
-def test_refusals(config, message):
-    with pytest.raises(TaskError, match=message):
-        tasks.get("matrix-completion-sizes", **config)
 
 
 def test_metrics_of_parts_are_pooled_over_all_entries():

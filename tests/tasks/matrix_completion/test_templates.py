@@ -1,7 +1,5 @@
 """Templates and paired examples of matrix completion, by their definitions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -22,7 +20,7 @@ PICTURES = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_the_longest_column_of_a_picture(name: str) -> None:
+def test_the_longest_column_of_a_picture(name):
     rows, expected = PICTURES[name]
     observed = torch.tensor([character == "." for row in rows for character in row])
     found = longest_column(torch.stack([observed, torch.ones_like(observed)]), len(rows), len(rows[0]))
@@ -31,11 +29,11 @@ def test_the_longest_column_of_a_picture(name: str) -> None:
     assert bool(found[1].all()), "each example has its own"
 
 
-def test_templates_by_their_definitions() -> None:
+def test_templates_by_their_definitions():
     task = MatrixCompletion(n=3, m=4, rank=1, p_mask=0.6)
     batch = task.sample(5, seed=1)
     hidden = batch.extras["hidden"]
-    found: dict[str, Tensor] = {}
+    found = {}
     for name, template in task.attention_templates().items():
         keys = template if isinstance(template, Tensor) else template(batch)
         assert keys.dtype == torch.bool
@@ -71,7 +69,7 @@ def test_templates_by_their_definitions() -> None:
     assert {rule.unless for rule in rules.values()} <= {*found, None}
 
 
-def test_moves_change_one_thing() -> None:
+def test_moves_change_one_thing():
     task = MatrixCompletion(n=4, rank=1)
     batch = task.sample(200, seed=1)
     moved = task.attention_moves(batch, seed=1)

@@ -1,7 +1,5 @@
 """What tasks say of their answers as linear forms of the grid's coordinates."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

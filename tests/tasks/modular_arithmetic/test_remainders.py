@@ -1,37 +1,31 @@
 """The remainders modulo many primes: answers, variants, and the weighted loss."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
-from typing import Any
 
 import numpy
 import pytest
 import torch
 from torch import Tensor
 
-from tasks import Batch, pool
+from tasks import pool
 from tasks.modular_arithmetic import Miiii
 
 #: A float64 sum of up to 109 terms near 1 is right to this; what is left of its logarithm cannot be better.
 ROUNDING = 109 * 2**-53
 
 
-def random_output(task: Miiii, batch: Batch, seed: int = 0) -> Tensor:
+def random_output(task, batch, seed=0):
     return 3 * torch.randn(len(batch), 3, task.d_vocab_out, generator=torch.Generator().manual_seed(seed))
 
 
-def rows_of(values: Tensor) -> Counter[tuple[int, ...]]:
+def rows_of(values):
     return Counter(map(tuple, values.tolist()))
-
-
-# --- answers
 
 
 @pytest.mark.parametrize("p", [13, 113])
 @pytest.mark.parametrize("digits", ["low-first", "high-first"])
-def test_every_remainder_against_python_integers(p: int, digits: Any) -> None:
+def test_every_remainder_against_python_integers(p, digits):
     task = Miiii(p=p, digits=digits)
     grid = task.input_grid()
     expected, moduli = [], task.moduli
@@ -43,7 +37,7 @@ def test_every_remainder_against_python_integers(p: int, digits: Any) -> None:
     assert grid.targets.tolist() == expected
 
 
-def test_the_published_task_has_29_primes() -> None:
+def test_the_published_task_has_29_primes():
     """q = 2 to 109, sum 1480, chance accuracy 6.3%."""
     task = Miiii()
     assert len(task.moduli) == task.n_read_outs == 29
@@ -52,10 +46,7 @@ def test_the_published_task_has_29_primes() -> None:
     assert task.d_vocab == 114
 
 
-# --- variants
-
-
-def test_shuffling_permutes_whole_rows_before_the_split() -> None:
+def test_shuffling_permutes_whole_rows_before_the_split():
     plain, shuffled = Miiii(p=13), Miiii(p=13, variant="shuffled")
     before, after = plain.input_grid().targets, shuffled.input_grid().targets
     assert rows_of(before) == rows_of(after)
@@ -63,12 +54,12 @@ def test_shuffling_permutes_whole_rows_before_the_split() -> None:
     assert len(rows_of(before)) == 169
     assert (before != after).any(1).sum() > 150
     for split in ("train", "validation", "test"):
-        ours, theirs = shuffled.sample(None, split=split), plain.sample(None, split=split)  # type: ignore[arg-type]
+        ours, theirs = shuffled.sample(None, split=split), plain.sample(None, split=split)
         assert torch.equal(ours.tokens, theirs.tokens)
         assert rows_of(ours.targets) != rows_of(theirs.targets)
 
 
-def test_masking_takes_the_four_easiest_primes_out_of_the_loss_only() -> None:
+def test_masking_takes_the_four_easiest_primes_out_of_the_loss_only():
     plain, masked = Miiii(), Miiii(variant="masked")
     assert masked.loss_weights[:4] == (0, 0, 0, 0)
     assert masked.moduli[:4] == (2, 3, 5, 7)
@@ -87,15 +78,11 @@ def test_masking_takes_the_four_easiest_primes_out_of_the_loss_only() -> None:
     assert masked.loss(output, batch).item() == pytest.approx(sum(x for x in others if x) / 29, rel=1e-12)
     output.requires_grad_()
     masked.loss(output, batch).backward()
-    assert output.grad is not None
     assert (output.grad[:, 2, :17] == 0).all()
     assert (output.grad[:, 2, 17:] != 0).all()
 
 
-# --- loss and metrics
-
-
-def numbers_by_hand(task: Miiii, output: Tensor, batch: Batch) -> tuple[numpy.ndarray, numpy.ndarray]:
+def numbers_by_hand(task, output, batch):
     """CE_q / ln q and accuracy per example and prime, in numpy float64."""
     losses, hits = (numpy.zeros((len(batch), len(task.moduli))) for _ in range(2))
     for example, logits in enumerate(output[:, 2].double().numpy()):
@@ -111,7 +98,7 @@ def numbers_by_hand(task: Miiii, output: Tensor, batch: Batch) -> tuple[numpy.nd
 
 
 @pytest.mark.parametrize("config", [{}, {"p": 13}, {"primes": (3, 11)}], ids=str)
-def test_loss_and_metrics_against_numpy(config: dict[str, Any]) -> None:
+def test_loss_and_metrics_against_numpy(config):
     task = Miiii(**config)
     batch = task.sample(30)
     output = random_output(task, batch)
@@ -136,7 +123,7 @@ def test_loss_and_metrics_against_numpy(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])
-def test_the_losses_of_all_primes_at_once_are_those_of_each(scale: float) -> None:
+def test_the_losses_of_all_primes_at_once_are_those_of_each(scale):
     """On a CUDA device the loss is computed so; logits of 300 would overflow where the largest were not taken out."""
     task = Miiii(p=23)
     batch = task.sample(20)

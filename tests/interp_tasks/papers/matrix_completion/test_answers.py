@@ -33,13 +33,6 @@ def by_hand(task, folders):
     return found, changes
 
 
-def test_shares_of_places_make_up_the_whole(result):
-    frame = result.frame
-    parts = frame[(frame["metric"] == PART) & (frame["ref"] == frame["ref"][0])]
-    places = parts.set_index("intervention")["value"]
-    assert places[["same row", "same column", "neither"]].sum() == pytest.approx(1)
-
-
 @pytest.mark.parametrize("kind", ["same row", "same column", "neither"])
 def test_changes_are_those_of_one_forward_pass_each(kind, result, by_hand, folders):
     found, changes = by_hand
@@ -50,9 +43,6 @@ def test_changes_are_those_of_one_forward_pass_each(kind, result, by_hand, folde
     whole = [abs(change) for change in changes.values()]
     assert mine.loc[PART, "value"] == pytest.approx(sum(inside) / sum(whole), rel=1e-4)
     assert mine.loc[PART, "baseline"] == pytest.approx(len(inside) / len(whole))
-
-
-# ---- greedy decoding beside teacher forcing
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +70,6 @@ def test_values_are_the_tasks_metrics_of_both_ways(autoregressive):
         {name: expected["teacher forcing"][name] for name in greedy.index}
     )
     assert (greedy["effect"] == greedy["value"] - greedy["baseline"]).all()
-
-
-# ---- copying
 
 
 def test_copying_compares_with_what_stands_in_the_input(task, models, folders):

@@ -4,13 +4,10 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 import tasks
-from circuits.statistics import bootstrap, interval
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, algorithm, baseline, ood
-from interp_tasks.measurement.paired import paired
 
 N, SEED = 24, 3
 
@@ -94,12 +91,7 @@ def test_ood_says_which_shapes_use_untrained_positions_and_which_do_not_fit(task
     frame = result.frame
     counts = frame[frame["metric"] == "untrained_positions"].set_index("variant")["value"]
     # The model has 12 positions, its task 9.
-    assert {name: counts[name] for name in ("2x3", "4x3", "3x4", "3x2")} == {
-        "2x3": 0,
-        "4x3": 3,
-        "3x4": 3,
-        "3x2": 0,
-    }
+    assert counts[["2x3", "4x3", "3x4", "3x2"]].tolist() == [0, 3, 3, 0]
     assert np.isnan([counts["5x3"], counts["3x5"]]).all()
     measured = frame[frame["metric"] == "mse_masked"]
     assert not set(measured["variant"]) & {"5x3", "3x5"}
@@ -141,16 +133,3 @@ def test_algorithm_is_agreement_over_the_entries_of_a_kind(task, models, folders
         else:
             assert row.value == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-4)
             assert row.value_ci_low <= row.value <= row.value_ci_high
-
-
-def test_intervals_are_those_of_the_bootstrap():
-    stream = torch.Generator().manual_seed(0)
-    own, other = torch.rand(30, generator=stream), (torch.rand(30, generator=stream), torch.ones(30) * 2)
-    (row,) = paired({"mse": own}, {"mse": other}, 4)
-    sums = np.stack([own.double().numpy(), other[0].double().numpy()])
-    counts = np.stack([np.ones(30), np.full(30, 2.0)])
-    drawn = bootstrap(sums, counts, 4, 1000)
-    low, high = interval(drawn, 0.95)
-    assert (row["value_ci_low"], row["value_ci_high"]) == pytest.approx((low[0], high[0]))
-    low, high = interval(drawn[:, :1] - drawn[:, 1:], 0.95)
-    assert (row["effect_ci_low"], row["effect_ci_high"]) == pytest.approx((low[0], high[0]))

@@ -28,22 +28,3 @@ def test_the_grid_and_its_answers_are_arithmetic():
         np.mean([1 / q for q in (2, 3, 5, 7)])
     )
     assert set(result.frame["n"]) == {P * P}
-
-
-def test_the_mean_chance_over_all_primes_is_the_published_one():
-    """6.3%: over the 29 primes below 113."""
-    assert value(data("miiii").frame, "all answers", "chance accuracy") == pytest.approx(0.063, abs=5e-4)
-
-
-def test_the_high_digit_first_is_drawn_as_it_stands_in_the_tokens():
-    shown = data("miiii", {"p": P, "digits": "high-first", "primes": [3]}).data
-    x1, x0 = np.indices((P, P))
-    assert shown["axes"] == ["x1", "x0"]
-    assert np.array_equal(shown["maps"]["mod_3"], (x0 + P * x1) % 3)
-
-
-def test_multiplication_is_drawn_over_exponents():
-    shown = data("modular-multiplication", {"p": P}).data["maps"]["product"]
-    assert shown.shape == (P - 1, P - 1)
-    # Along each diagonal the exponents add up to the same.
-    assert len({shown[i, (5 - i) % (P - 1)] for i in range(P - 1)}) == 1

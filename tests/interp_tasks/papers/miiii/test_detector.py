@@ -1,7 +1,5 @@
 """``detector``: against trial division, on models whose remainders are known, and on the shipped one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

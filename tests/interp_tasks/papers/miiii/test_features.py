@@ -51,14 +51,6 @@ def test_counts_against_numpy(sizes, monkeypatch):
         assert (counts.tolist(), of_all) == (expected, len(together))
 
 
-def test_coordinates_of_equal_size_are_relabelled_alike():
-    grid = fourier.Grid({"a": 9, "b": 9})
-    first, second = relabelling(grid, 3)
-    assert torch.equal(first, second)
-    assert not torch.equal(first, relabelling(grid, 3, 1)[0])
-    assert sorted(first.tolist()) == list(range(9))
-
-
 def test_planted_frequencies_are_found_and_no_others():
     x = torch.arange(31) * 2 * math.pi / 31
     a, b = torch.meshgrid(x, x, indexing="ij")

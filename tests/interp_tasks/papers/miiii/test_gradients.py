@@ -100,9 +100,3 @@ def test_a_step_that_diverged_is_not_small(run, tmp_path):
     assert of(result, A, "raw", "step below half") == 20
     # Nothing is a share of what is infinite.
     np.testing.assert_array_equal(result.plot().data[0].z, [[np.nan] * 3, [1] * 3])
-
-
-def test_a_frozen_tensor_has_its_norm_and_nothing_else(run, tmp_path):
-    folder = with_norms(run, tmp_path / "r", [{"raw": {A: 0, B: 2, C: 1}}] * 3)
-    frame = experiments.gradients(folder).frame
-    assert frame.loc[frame["variant"] == A, "metric"].tolist() == ["largest norm"]

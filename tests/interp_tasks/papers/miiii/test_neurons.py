@@ -11,7 +11,7 @@ from circuits import cache
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.papers.miiii.features import active_counts, amplitudes, of_equal_size, pairs_for_half
+from interp_tasks.papers.miiii.features import active_counts, amplitudes
 from tests.interp_tasks.rows import row_of
 
 P = 11
@@ -129,13 +129,6 @@ def test_clusters_and_all_neurons_against_numpy(folder, model, addition):
     assert of(result, "all neurons", "variance explained, degree 2") == pytest.approx(pooled)
 
 
-def test_pairs_of_frequencies_for_half_of_the_variance():
-    share = torch.tensor([[0.0, 0.4], [0.3, 0.3]])
-    assert pairs_for_half(share[..., None]).tolist() == [2]
-    assert pairs_for_half(torch.tensor([[0.0, 0.6], [0.2, 0.2]])[..., None]).tolist() == [1]
-    assert pairs_for_half(torch.zeros(2, 2, 1)).isnan().all()
-
-
 def test_attention_against_numpy(folder, model, addition):
     result = experiments.neurons(folder, site="pattern")
     seen = activations(model, addition, "pattern.0")[:, :, 2]
@@ -170,13 +163,6 @@ def test_the_published_count_by_hand():
     assert active_counts(np.zeros((3, 3, 1)), 1).sum() == 0
 
 
-def test_the_published_count_follows_the_size_of_a_neuron_and_the_control_does_not():
-    shape = np.array([5.0, 1, 2, 3])
-    grown = (np.array([0, 1, 9, 1.0])[:, None] * shape)[..., None]
-    assert active_counts(grown, 1)[:, 0].tolist() == [0, 0, 4, 0]
-    assert active_counts(of_equal_size(grown)[1:], 1).sum() == 0
-
-
 def test_over_the_checkpoints_of_a_run(run, model, addition):
     result = experiments.neurons(f"{run}@all", [7])
     refs = list(dict.fromkeys(result.frame["ref"]))
@@ -191,11 +177,6 @@ def test_over_the_checkpoints_of_a_run(run, model, addition):
     # Two checkpoints are no training.
     two = experiments.neurons([f"{run}@0", f"{run}@10"], [7])
     assert not two.frame["metric"].str.contains("mean [+]").any()
-
-
-def test_a_neuron_that_is_off_has_a_mean_and_nothing_else(folder):
-    found = experiments.neurons(folder, [11]).frame
-    assert found.loc[found["variant"] == "neuron 11", "metric"].tolist() == ["mean"]
 
 
 def test_a_model_of_which_nothing_varies(addition, tmp_path):

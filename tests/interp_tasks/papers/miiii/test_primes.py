@@ -13,7 +13,7 @@ from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.papers.grid import GridInputs
-from interp_tasks.papers.miiii.primes import damage, spread_of
+from interp_tasks.papers.miiii.primes import damage
 from tests.interp_tasks.rows import row_of
 
 P, NEURONS = 31, 120
@@ -137,13 +137,6 @@ def test_without_a_circuit_of_its_own_only_its_prime_is_lost(found, kind):
     assert others < 0.05
 
 
-def test_without_shared_neurons_the_other_prime_is_hurt_too(found):
-    apart, shared = (found[name][2].frame for name in ("apart", "shared"))
-    kind = "neurons at mlp_post.0"
-    hurt = [value(one, "all answers", "damage to the others", kind) for one in (apart, shared)]
-    assert hurt[1] > hurt[0] + 0.1
-
-
 def test_damage_is_the_share_of_what_is_above_chance():
     task = tasks.get("miiii", p=11, primes=(2, 5, 7))
     answers = GridInputs.of(task, "primes").answers
@@ -164,10 +157,3 @@ def test_damage_is_the_share_of_what_is_above_chance():
     np.testing.assert_allclose(own, [1, 0.5, np.nan])
     np.testing.assert_allclose(others, [0, 0, 0.25])
     assert np.nanmax(np.abs(damage(pandas.DataFrame(rows), answers, "control of "))) == 0
-
-
-def test_answers_per_neuron_count_equal_parts():
-    strength = np.array([[1.0, 2, 0], [1, 0, 0], [1, 0, 0]])
-    served = np.array([[True, True, False], [False, False, False], [False, False, False]])
-    assert spread_of(strength, served) == pytest.approx((3 + 1) / 2)
-    assert math.isnan(spread_of(strength, served & False))

@@ -25,16 +25,6 @@ RNG = np.random.default_rng(0)
 P, D = 23, 48
 
 
-# ---- numbers
-
-
-def test_vectors_for_a_share_by_hand():
-    """S = 4, 3, 2, 1: cumulated 0.4, 0.7, 0.9, 1."""
-    expected = {0.5: 2, 0.7: 2, 0.9: 3, 1.0: 4}
-    assert {share: needed(np.array([4.0, 3, 2, 1]), share) for share in expected} == expected
-    assert needed(np.zeros(3), 0.5) == 0
-
-
 @pytest.mark.parametrize("rows", [P, 22])
 def test_what_is_periodic_has_a_large_share_of_the_fft(rows):
     functions = RNG.normal(size=(rows, 6)) + 5
@@ -59,9 +49,6 @@ def test_norms_beside_relabelled_digits_are_those_of_the_fft():
     # No order of the rows has more power than there is.
     assert np.max(others) < np.linalg.norm(table - table.mean(0))
     assert len({each.max() for each in others}) == 99
-
-
-# ---- the experiment
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +138,3 @@ def test_a_control_has_rows_of_its_own(made, addition, tmp_path):
     assert spectrum["value"].iloc[0] >= 1
     with pytest.raises(UserError, match="is a checkpoint of --ckpt too"):
         weights(made, [other, made])
-
-
-def test_a_task_without_a_grid_of_inputs_is_refused(folders):
-    with pytest.raises(UserError, match="weights needs a task with a grid of inputs"):
-        weights(folders[0])

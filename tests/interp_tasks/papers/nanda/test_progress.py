@@ -15,7 +15,6 @@ from interp_tasks.experiments import COLUMNS
 from interp_tasks.papers.grid import GridInputs
 from interp_tasks.papers.nanda import phases
 from interp_tasks.papers.nanda.losses import GridModel, loss_rows, splits_of
-from interp_tasks.papers.nanda.mechanism import best_waves, operand_waves
 from tests.interp_tasks.rows import row_of
 
 P = 7
@@ -150,17 +149,8 @@ def by_hand(addition, models, results):
         found = value(frame, variant, "loss", said)
         assert found == pytest.approx(cross_entropy(expected, r).mean(), rel=rel), said
 
-    return SimpleNamespace(
-        model=model,
-        frame=frame,
-        tokens=tokens,
-        logits=logits,
-        r=r,
-        neurons=neurons,
-        w_l=w_l,
-        clusters=clusters,
-        check=check,
-    )
+    made = {"model": model, "tokens": tokens, "logits": logits, "r": r, "neurons": neurons, "w_l": w_l}
+    return SimpleNamespace(**made, frame=frame, clusters=clusters, check=check)
 
 
 def frequencies_edited(model, tokens, keys, **how):
@@ -180,18 +170,6 @@ def test_neurons_as_ablate_frequencies_has_it(by_hand):
         by_hand.check("neurons: without one key frequency", edited, f"sum, frequency {key}")
     is_of_neurons = by_hand.frame["intervention"].str.startswith("neurons")
     assert set(by_hand.frame.loc[is_of_neurons, "engine"]) == {"linear"}
-
-
-def test_a_norm_before_the_read_out_takes_the_long_way(addition, tmp_path):
-    model = scaled(addition, normalization="LN")
-    folder = str(save_checkpoint(tmp_path / "c", model, addition))
-    result = experiments.progress(folder, kinds=["neurons"])
-    frame, key = result.frame, keys_of(result)["sum"][0]
-    assert set(frame.loc[frame["intervention"].str.startswith("neurons"), "engine"]) == {"naive"}
-    tokens, _, r, _ = grid_of(addition, model, "sum")
-    expected = cross_entropy(frequencies_edited(model, tokens, [key]), r).mean()
-    found = value(frame, f"sum, frequency {key}", "loss", "neurons: without one key frequency")
-    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_map_against_numpy(by_hand):
@@ -304,24 +282,6 @@ def test_skips_against_a_forward_by_hand(by_hand):
         by_hand.check(said, read_out(model, stream), rel=1e-4)
 
 
-def test_attention_that_is_a_wave_of_the_digits(addition, primes):
-    """Planted patterns: waves of a less those of b; waves of one digit alone; of a prime, with its own coefficients."""
-    x = torch.cartesian_prod(torch.arange(P), torch.arange(P)).double()
-    w = 2 * np.pi / P
-    both = (
-        0.5
-        + 0.1 * ((2 * w * x[:, 0]).cos() - (2 * w * x[:, 1]).cos())
-        + 0.2 * ((2 * w * x[:, 0]).sin() - (2 * w * x[:, 1]).sin())
-    )
-    one = 0.5 + 0.3 * (3 * w * x[:, 1]).sin()
-    prime = 0.5 + 0.1 * ((2 * np.pi / 5 * x[:, 0]).cos() - (2 * np.pi / 5 * (P % 5) * x[:, 1]).cos())
-    for task, name, expected in ((addition, "sum", {0: 1, 1: 0.5}), (primes, "mod_5", {2: 1})):
-        answer = GridInputs.of(task, "progress").answers[name]
-        found, _ = best_waves(operand_waves(answer), torch.stack([both, one, prime], 1))
-        # Half of a fit with opposite signs is not there in attention to one digit alone.
-        assert {head: found[head] for head in expected} == pytest.approx(expected)
-
-
 def test_phases_of_curves_made_by_hand():
     def rows(**curves):
         steps = (0, 100, 200, 300, 400, 500)
@@ -358,11 +318,6 @@ def test_keys_are_those_of_the_last_checkpoint_stored(run):
     weights = model.W_out[0] @ model.W_U
     own = fourier.key_frequencies(fourier.spectrum(weights, axis=1), fourier.OfLargest(0.43)).keys
     assert keys_of(last) == {"sum": own}
-    start = load_checkpoint(f"{run}@0").model
-    other = fourier.key_frequencies(
-        fourier.spectrum(start.W_out[0] @ start.W_U, axis=1), fourier.OfLargest(0.43)
-    ).keys
-    assert other != own, "the test needs keys that change"
     assert "boundary of phases" not in set(first.frame["intervention"])
 
 
@@ -377,13 +332,8 @@ def test_curves_over_a_run(run):
     excluded = frame[(frame["intervention"] == "key frequencies excluded") & (frame["metric"] == "loss")]
     excluded = excluded[excluded["split"] == "train"].set_index("step")["value"].to_dict()
     assert curves["sum"]["excluded loss"] == excluded
-    figure = result.plot()
-    titles = [note.text for note in figure.layout.annotations]
-    assert titles[:2] == ["run: sum", "run: gini of W_L sum"]
-    drawn = {trace.name: trace for trace in figure.data}
+    drawn = {trace.name: trace for trace in result.plot().data}
     assert list(drawn["excluded loss"].y) == pytest.approx(list(excluded.values()))
-    assert "key frequency" in drawn
-    assert result.page().html()
 
 
 @pytest.mark.parametrize("form", ["indices", "mask", "file"])
