@@ -15,6 +15,7 @@ import sqlalchemy
 
 from interp_tasks.checkpoints import read_metrics, read_run
 from interp_tasks.cli import main
+from interp_tasks.disk import lock_folder
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.search import make_plan, search
 from interp_tasks.search import study as study_module
@@ -278,6 +279,10 @@ def test_another_search_is_refused_and_nothing_lost(fake, tmp_path):
     for complaint, other in others.items():
         with pytest.raises(UserError, match=rf"holds another search \(.*{complaint}"):
             search(other, out=tmp_path, trials=3)
+    lock = lock_folder(tmp_path)
+    with pytest.raises(UserError, match="is being written by another process"):
+        search(plan(), out=tmp_path, trials=3)
+    lock.release()
     assert fake.runs == ["trial-0000", "trial-0001"]
     assert settled(search(plan(), out=tmp_path, trials=2)) == settled(first)
 
