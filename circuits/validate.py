@@ -40,6 +40,9 @@ _FORMER = {
         ("positions", "queries", "source_positions"),
         'by="position" has a row for each; patch.activations takes it',
     ),
+    "fourier.key_frequencies": {"by": "Spectrum.frame has a row for each combination"},
+    "fourier.clusters": {"by": "Spectrum.frame has a row for each combination"},
+    "plot": {"kind": "a grid of layers and heads or positions is a heatmap, everything else points"},
     "circuit.evaluate": {"greedy": "subsets= are drawn at random"},
     "probe.linear": {
         "shuffles": "targets are exchanged once; another seed= exchanges others",

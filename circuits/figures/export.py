@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from html import unescape
 from os import PathLike
 from pathlib import Path
@@ -60,7 +59,6 @@ def picture(
     figure: Any, kind: str, width: int | None = None, height: int | None = None, scale: int | float = SCALE
 ) -> bytes:
     """Returns the bytes of a figure as "png", "svg" and so on."""
-    check_exporter()
     # A copy, of which the subtitle is broken anew for this width.
     copy, meta = type(figure)(figure), dict(figure.layout.meta or {})
     copy.layout.width = int(width or figure.layout.width or WIDTH)
@@ -73,19 +71,3 @@ def picture(
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CircuitsError(f"plots.save: no picture was made ({reason}); {MISSING}") from error
     return image
-
-
-def check_exporter() -> None:
-    """Raises `CircuitsError` where the exporter of pictures or its browser is missing, before anything slow."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        recent = int(version("kaleido").partition(".")[0]) >= 1
-    except PackageNotFoundError:
-        recent = False
-    if recent:
-        from choreographer.browsers.chromium import Chromium
-
-        if os.environ.get("BROWSER_PATH") or Chromium.find_browser(skip_local=False):
-            return
-    raise CircuitsError(f"plots.save: {MISSING}")

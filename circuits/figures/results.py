@@ -14,7 +14,6 @@ from circuits.errors import CircuitsError
 from circuits.figures.layout import draw, mark, spelled
 from circuits.figures.panels import Series, bars, curve, heat, of_rows, points, scatter, spectrum
 
-KINDS = ("auto", "points", "heatmap")
 GREY = {"dash": "dash", "color": "#808080", "width": 1.5}
 #: How the controls of a probe are drawn.
 CONTROLS = {
@@ -25,26 +24,14 @@ CONTROLS = {
 ABREAST = 3
 
 
-def sweep_figure(
-    frame: pd.DataFrame, metrics: Sequence[str], kind: str, words: Sequence[str] | None = None
-) -> Any:
-    """Draws heatmaps, one per metric and site, where the variants form a grid over layers or heads, else points; `kind`
-    can force either.
+def sweep_figure(frame: pd.DataFrame, metrics: Sequence[str], words: Sequence[str] | None = None) -> Any:
+    """Draws heatmaps, one per metric and site, where the variants form a grid over layers or heads, else points.
 
     Args:
         words: by position, its name (default: its number).
     """
-    if kind not in KINDS:
-        raise CircuitsError(f"plot: kind={kind!r}; choose from {', '.join(map(repr, KINDS))}")
     axes = _axes(frame)
-    if kind == "heatmap" and axes is None:
-        raise CircuitsError(
-            "plot: a heatmap needs a grid, one variant per layer and head, per layer and position or per head and "
-            "position of each site, of one checkpoint"
-        )
-    if kind != "points" and axes is not None:
-        return _sweep_maps(frame, metrics, axes, words)
-    return _sweep_points(frame, metrics)
+    return _sweep_points(frame, metrics) if axes is None else _sweep_maps(frame, metrics, axes, words)
 
 
 def _axes(frame: pd.DataFrame) -> tuple[list[str], str] | None:

@@ -13,14 +13,9 @@ A spectrum holds sums of squared coefficients in the orthonormal real basis, so 
 from circuits.fourier._grid import Grid, basis, components, frequencies, inverse, transform
 from circuits.fourier._modular_sum import CosineFit, ModularSum, regression, share, variance_explained
 from circuits.fourier._spectrum import (
-    AboveMean,
     Bands,
     Clusters,
     KeyFrequencies,
-    Noise,
-    OfLargest,
-    Preferred,
-    Rule,
     Spectrum,
     clusters,
     gini,
@@ -29,17 +24,12 @@ from circuits.fourier._spectrum import (
 )
 
 __all__ = [
-    "AboveMean",
     "Bands",
     "Clusters",
     "CosineFit",
     "Grid",
     "KeyFrequencies",
     "ModularSum",
-    "Noise",
-    "OfLargest",
-    "Preferred",
-    "Rule",
     "Spectrum",
     "basis",
     "clusters",

@@ -6,15 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import draw
-from circuits.figures.panels import spectrum
 from circuits.harmonics import cos_sin, products
 from circuits.tensors import parse_numbers
 from circuits.validate import is_whole
@@ -50,13 +47,6 @@ class CosineFit:
     def coefficients(self) -> Float[Tensor, " frequency"]:
         """Returns α_k, k = 0..q/2, in logits; k = 0 is the mean."""
         return self._waves @ self.by_difference / self._waves.square().sum(1)
-
-    def plot(self, keys: Iterable[int] = ()) -> Any:
-        """Returns a plotly figure of the coefficient of each frequency, as bars; `keys` are marked."""
-        values = self.coefficients.tolist()[1:]
-        unit = f"frequency (cycles per {len(self.by_difference)})"
-        panel = spectrum(range(1, len(values) + 1), values, list(keys), x=unit, y="coefficient (logits)")
-        return draw([panel], "Logits as cosines of the difference from the answer")
 
     def fitted(self, keys: Iterable[int]) -> Float[Tensor, "input class"]:
         """Returns the fit by the mean and the cosines of some frequencies."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,12 +18,10 @@ from circuits.errors import CircuitsError
 from circuits.figures.results import spectrum_bars, spectrum_map
 from circuits.fourier._grid import Grid, frequencies, parse_axis, parse_grid, parse_values, transform
 from circuits.tables import short_table
-from circuits.validate import parse_choice
+from circuits.validate import answers_former_names, parse_choice
 
 #: A power below this share of the mean square is a rounding error.
 ROUNDING = 1e-20
-
-Label = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -31,14 +29,14 @@ class Bands:
     """A spectrum summed by frequency.
 
     Attributes:
-        labels: frequencies k, or their combinations (k₁, k₂, ...).
+        labels: frequencies k.
         power: [band *features], the variance that each band carries.
         degrees: the number of basis functions in each band.
         constant: [*features], the squared mean over the grid.
         variance: [*features], the variance over the grid.
     """
 
-    labels: tuple[Label, ...]
+    labels: tuple[int, ...]
     power: Float[Tensor, " band *features"]
     degrees: tuple[int, ...]
     constant: Float[Tensor, "*features"]
@@ -54,7 +52,7 @@ class Bands:
         power = self.power.reshape(len(self.labels), -1).sum(1)
         return replace(self, power=power, constant=self.constant.sum(), variance=self.variance.sum())
 
-    def plot(self, keys: Iterable[Label] = (), *, title: str | None = None) -> Any:
+    def plot(self, keys: Iterable[int] = (), *, title: str | None = None) -> Any:
         """Returns a plotly figure with a bar for each frequency's share; `keys` (key frequencies) are marked."""
         return spectrum_bars(self.labels, self.total().share, list(keys), "frequency", title)
 
@@ -94,33 +92,26 @@ class Spectrum:
         axes = len(self.grid.sizes)
         return replace(self, power=self.power.reshape(*self.power.shape[:axes], -1).sum(-1))
 
-    def bands(self, by: str = "block") -> Bands:
-        """Sums the power by frequency.
-
-        Args:
-            by: "block", for each k ≥ 1 all products of {1, cos k, sin k} over the coordinates, without the constant
-                (for two the 3 × 3 block of Nanda et al. 2023; products of different frequencies are in no band);
-                "component", each combination (k₁, k₂); the name of a coordinate, all products with its frequency k ≥ 1.
+    def bands(self) -> Bands:
+        """Sums the power by frequency: for each k ≥ 1 all products of {1, cos k, sin k} over the coordinates, without
+        the constant (for two the 3 × 3 block of Nanda et al. 2023). Products of different frequencies are in no band.
         """
         sizes = self.grid.sizes
-        parse_choice(by, ("block", "component", *self.grid.axes), "fourier", "by")
-        flat = self.power.flatten(0, len(sizes) - 1)
-        combinations = list(itertools.product(*(range(size // 2 + 1) for size in sizes)))
-        label_of_each = [_label(at, by, list(self.grid.axes)) for at in combinations]
-        labels = sorted({label for label in label_of_each if label is not None})
-        if not labels:
+        if max(sizes) < 2:
             raise CircuitsError("fourier: a coordinate of one value has no frequency; give at least two rows")
-        # Combinations in no band are summed into an extra last one, which is dropped.
-        band_of = {label: index for index, label in enumerate(labels)} | {None: len(labels)}
-        index = torch.tensor([band_of[label] for label in label_of_each])
+        labels = tuple(range(1, max(sizes) // 2 + 1))
+        combinations = list(itertools.product(*(range(size // 2 + 1) for size in sizes)))
+        # The constant and products of different frequencies are summed into a first band, which is dropped.
+        index = torch.tensor([max(at) if len({*at} - {0}) == 1 else 0 for at in combinations])
+        flat = self.power.flatten(0, len(sizes) - 1)
         power = flat.new_zeros(len(labels) + 1, *flat.shape[1:]).index_add_(0, index.to(flat.device), flat)
         # A combination has 2 basis functions per coordinate, but 1 at 0 and at half an even period.
         functions = [
             math.prod(1 if k in (0, n / 2) else 2 for k, n in zip(at, sizes, strict=True))
             for at in combinations
         ]
-        degrees = index.bincount(torch.tensor(functions), len(labels) + 1)[:-1].int().tolist()
-        return Bands(tuple(labels), power[:-1], tuple(degrees), flat[0], flat[1:].sum(0))
+        degrees = index.bincount(torch.tensor(functions))[1:].int().tolist()
+        return Bands(labels, power[1:], tuple(degrees), flat[0], flat[1:].sum(0))
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -135,7 +126,7 @@ class Spectrum:
         columns = dict(zip(self.grid.axes, k, strict=True))
         return pd.DataFrame(columns).assign(power=power, share=share, norm=np.sqrt(power * self.grid.cells))
 
-    def plot(self, keys: Iterable[Label] = (), *, title: str | None = None) -> Any:
+    def plot(self, keys: Iterable[int] = (), *, title: str | None = None) -> Any:
         """Returns a plotly figure of the share of each frequency: a heatmap for two coordinates, else bars by block.
 
         Args:
@@ -189,130 +180,59 @@ def _share(power: Tensor, variance: Tensor, constant: Tensor) -> Tensor:
     return torch.where(above_rounding, power / torch.where(variance > 0, variance, 1.0), 0.0)
 
 
-def _label(at: tuple[int, ...], by: str, axes: list[str]) -> Label | None:
-    """Returns the band that a combination of frequencies is in; None: none."""
-    if by == "component":
-        return None if not any(at) else at[0] if len(at) == 1 else at
-    if by == "block":
-        present = set(at) - {0}
-        return present.pop() if len(present) == 1 else None
-    return at[axes.index(by)] or None
+def _above_noise(bands: Bands, level: float | int) -> Tensor:
+    # The noise level is that of the median frequency; a power of ν basis functions of it is χ² of ν degrees.
+    power = bands.total().power.cpu()
+    degrees = torch.tensor(bands.degrees, dtype=torch.float64)
+    noise = (power / _median_of_chi_squared(degrees)).median()
+    tail = torch.special.gammaincc(degrees / 2, power / (2 * noise.clamp(min=1e-300)))
+    return tail * len(power) <= level
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule by which `key_frequencies` selects bands of a spectrum. Each has one number, from 0."""
-
-    number: int | float
-    name: ClassVar[str]
-    #: The rule with its number, in one sentence.
-    says: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        if isinstance(self.number, bool) or not 0 <= self.number < 1e9:
-            raise CircuitsError(f"fourier: {type(self).__name__}({self.number!r}): give a number from 0")
-
-    @property
-    def statement(self) -> str:
-        """States the rule with its number, in one sentence."""
-        return self.says.format(self.number)
-
-    def selects(self, bands: Bands) -> Tensor:
-        """Marks the key bands, bool [band]; those whose power is rounding are dropped after it."""
-        raise NotImplementedError
+def _near_largest(bands: Bands, share: float | int) -> Tensor:
+    norms = bands.total().power.cpu().sqrt()
+    return norms > share * norms.max()
 
 
-@dataclass(frozen=True)
-class Noise(Rule):
-    """Selects frequencies with more power than the strongest would have in white noise, but for a chance of `number`.
+def _above_mean(bands: Bands, deviations: float | int) -> Tensor:
+    total = bands.total()
+    # A wave has a coefficient in each of its basis functions, so its power is divided by their number.
+    power = total.power / torch.tensor(total.degrees, device=total.power.device)
+    sizes = torch.cat([total.constant[None], power]).cpu().sqrt()
+    return (sizes > sizes.mean() + deviations * sizes.std(correction=0))[1:]
 
-    The noise level is that of the median frequency. The power of a frequency with ν basis functions is compared with
-    a χ² of ν degrees of freedom, at `number` divided by the number of frequencies (Bonferroni). This distribution
-    is that of one feature, or of copies of one. Where features differ, their sum varies less and the rule selects too
-    few rather than too many; so it does where half of the frequencies or more are signal. But the median of few
-    frequencies tells the noise level badly: one feature of white noise has a key frequency more often than `number`
-    says (docs/circuits/fourier.md: 0.30 of samples at 5 values, 0.17 at 113, for 0.05).
 
-    The rule tests whether a frequency is present, however small its share, not whether the model needs it.
-    """
+def _preferred(bands: Bands, share: float | int) -> Tensor:
+    best = bands.share.reshape(len(bands.labels), -1).cpu().max(0)
+    preferred = torch.zeros(len(bands.labels), dtype=torch.bool)
+    preferred[best.indices[(best.values > 0) & (best.values >= share)]] = True
+    return preferred
 
-    number: int | float = 0.05
-    name: ClassVar[str] = "noise"
-    says: ClassVar[str] = (
+
+class _Rule(NamedTuple):
+    """A rule for key frequencies: its usual number, what marks the key bands, bool [band], and a sentence."""
+
+    number: float
+    marks: Callable[[Bands, float | int], Tensor]
+    says: str
+
+
+RULES = {
+    "noise": _Rule(
+        0.05,
+        _above_noise,
         "key: more power than the strongest of as many frequencies of white noise at the level of the median one "
-        "would have with probability {:g} (χ², Bonferroni)"
-    )
-
-    def selects(self, bands: Bands) -> Tensor:
-        power = bands.total().power.cpu()
-        degrees = torch.tensor(bands.degrees, dtype=torch.float64)
-        level = (power / _median_of_chi_squared(degrees)).median()
-        tail = torch.special.gammaincc(degrees / 2, power / (2 * level.clamp(min=1e-300)))
-        return tail * len(power) <= self.number
-
-
-@dataclass(frozen=True)
-class OfLargest(Rule):
-    """Selects frequencies with a norm above this share of the largest frequency's.
-
-    With 1/4 it is the rule of TransformerLens' grokking demo for W_E, which takes the norms of cos and sin separately;
-    here a norm is over both.
-    """
-
-    number: int | float = 0.25
-    name: ClassVar[str] = "of-largest"
-    says: ClassVar[str] = "key: a norm above {:g} of the largest"
-
-    def selects(self, bands: Bands) -> Tensor:
-        norms = bands.total().power.cpu().sqrt()
-        return norms > self.number * norms.max()
-
-
-@dataclass(frozen=True)
-class AboveMean(Rule):
-    """Selects amplitudes that exceed the mean over all frequencies, 0 included, by this many standard deviations.
-
-    The deviation has n in the denominator. Amplitudes are those of the Fourier transform, |Σ x exp(−2πikj/p)|; relative
-    to a norm of cos and sin together, that of frequency 0 is √2 times as large. Syrkis & Søgaard 2024 (MIIII) use 1 in
-    their code for W_E; their text says 2 for active frequencies.
-    """
-
-    number: int | float = 1.0
-    name: ClassVar[str] = "above-mean"
-    says: ClassVar[str] = (
-        "key: an amplitude above the mean over frequencies, with 0, by {:g} standard deviations"
-    )
-
-    def selects(self, bands: Bands) -> Tensor:
-        total = bands.total()
-        # A wave has a coefficient in each of its basis functions, so its power is divided by their number.
-        power = total.power / torch.tensor(total.degrees, device=total.power.device)
-        sizes = torch.cat([total.constant[None], power]).cpu().sqrt()
-        return (sizes > sizes.mean() + self.number * sizes.std(correction=0))[1:]
-
-
-@dataclass(frozen=True)
-class Preferred(Rule):
-    """Selects the first frequency of every neuron, where it carries at least this share of the neuron's variance.
-
-    With 0 it is the rule of Nanda et al.'s released code, except that their code leaves out the highest frequency.
-    """
-
-    number: int | float = 0.0
-    name: ClassVar[str] = "preferred"
-    says: ClassVar[str] = (
-        "key: the first frequency of at least one neuron, with at least {:g} of its variance"
-    )
-
-    def selects(self, bands: Bands) -> Tensor:
-        best = bands.share.reshape(len(bands.labels), -1).cpu().max(0)
-        preferred = torch.zeros(len(bands.labels), dtype=torch.bool)
-        preferred[best.indices[(best.values > 0) & (best.values >= self.number)]] = True
-        return preferred
-
-
-RULES: dict[str, type[Noise | OfLargest | AboveMean | Preferred]] = {
-    rule.name: rule for rule in (Noise, OfLargest, AboveMean, Preferred)
+        "would have with probability {:g} (χ², Bonferroni)",
+    ),
+    "of-largest": _Rule(0.25, _near_largest, "key: a norm above {:g} of the largest"),
+    "above-mean": _Rule(
+        1.0,
+        _above_mean,
+        "key: an amplitude above the mean over frequencies, with 0, by {:g} standard deviations",
+    ),
+    "preferred": _Rule(
+        0.0, _preferred, "key: the first frequency of at least one neuron, with at least {:g} of its variance"
+    ),
 }
 
 
@@ -320,7 +240,7 @@ RULES: dict[str, type[Noise | OfLargest | AboveMean | Preferred]] = {
 class KeyFrequencies:
     """The frequencies selected by a rule, and the rule in words."""
 
-    keys: tuple[Label, ...]
+    keys: tuple[int, ...]
     rule: str
 
     def __iter__(self) -> Any:
@@ -330,20 +250,36 @@ class KeyFrequencies:
         return len(self.keys)
 
 
-def key_frequencies(spectrum: Spectrum, rule: str | Rule = "noise", by: str = "block") -> KeyFrequencies:
+@answers_former_names
+def key_frequencies(
+    spectrum: Spectrum, rule: str = "noise", number: float | int | None = None
+) -> KeyFrequencies:
     """Selects the key frequencies of a spectrum, over all its features together, under a stated rule.
 
     Args:
-        rule: "noise", "of-largest", "above-mean", "preferred", each with its published or usual number; or a rule with
-            another number, such as `fourier.AboveMean(2)`.
-        by: as in `Spectrum.bands`.
+        rule: "noise": more power than the strongest frequency would have in white noise, but for a chance of `number`
+            (0.05), at the noise level of the median frequency. The χ² of it, at `number` divided by the number of
+            frequencies (Bonferroni), is that of one feature, or of copies of one; where features differ, or half of the
+            frequencies are signal, the rule selects too few rather than too many. But the median of few frequencies
+            tells the noise level badly (docs/circuits/fourier.md). It tests whether a frequency is present, however
+            small its share, not whether the model needs it.
+            "of-largest": a norm above this share (1/4) of the largest: the rule of TransformerLens' grokking demo for
+            W_E, which takes the norms of cos and sin separately; here a norm is over both.
+            "above-mean": an amplitude |Σ x exp(−2πikj/p)| above the mean over all frequencies, 0 included, by this many
+            standard deviations (1; n in the denominator): Syrkis & Søgaard 2024 (MIIII) use 1 in their code for W_E;
+            their text says 2 for active frequencies.
+            "preferred": the first frequency of some neuron, with at least this share (0) of its variance: with 0 the
+            rule of Nanda et al.'s released code, but for the highest frequency, which that leaves out.
+        number: another number for the rule, from 0.
     """
-    if isinstance(rule, str):
-        rule = RULES[parse_choice(rule, RULES, "fourier.key_frequencies", "rule")]()
-    bands = spectrum.bands(by)
-    chosen = rule.selects(bands) & (bands.total().share > 0).cpu()
+    made = RULES[parse_choice(rule, RULES, "fourier.key_frequencies", "rule")]
+    number = made.number if number is None else number
+    if isinstance(number, bool) or not 0 <= number < 1e9:
+        raise CircuitsError(f"fourier.key_frequencies: number={number!r}; give a number from 0")
+    bands = spectrum.bands()
+    chosen = made.marks(bands, number) & (bands.total().share > 0).cpu()
     keys = tuple(label for label, key in zip(bands.labels, chosen.tolist(), strict=True) if key)
-    return KeyFrequencies(keys, rule.statement)
+    return KeyFrequencies(keys, made.says.format(number))
 
 
 def _median_of_chi_squared(degrees: Tensor) -> Tensor:
@@ -371,7 +307,7 @@ class Clusters:
         threshold: a neuron with a share up to this is in no cluster.
     """
 
-    labels: tuple[Label, ...]
+    labels: tuple[int, ...]
     best: Int[Tensor, " neuron"]
     share: Float[Tensor, " neuron"]
     threshold: float
@@ -385,12 +321,12 @@ class Clusters:
         return torch.where(self.share > self.threshold, self.best, -1)
 
     @property
-    def sizes(self) -> dict[Label, int]:
+    def sizes(self) -> dict[int, int]:
         """Returns the number of neurons of each frequency that has any."""
         counts = torch.bincount(self.assigned[self.assigned >= 0], minlength=len(self.labels)).tolist()
         return {label: count for label, count in zip(self.labels, counts, strict=True) if count}
 
-    def neurons(self, label: Label) -> Tensor:
+    def neurons(self, label: int) -> Tensor:
         """Returns the neurons of one frequency, as `ablate.neurons` takes them."""
         if label not in self.labels:
             raise CircuitsError(f"fourier: no frequency {label!r} in these clusters; got {self.labels}")
@@ -404,15 +340,16 @@ class Clusters:
         return frame.assign(share=self.share.tolist(), assigned=(self.assigned >= 0).tolist())
 
 
-def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD, by: str = "block") -> Clusters:
+@answers_former_names
+def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD) -> Clusters:
     """Clusters neurons by the frequency that explains most of their variance over the grid.
 
     Args:
         spectrum: that of activations with one feature axis, the neurons.
-        by: as in `Spectrum.bands`; "block" and 0.85 are those of Nanda et al. 2023 (code), whose search leaves out the
-            highest frequency. A tie goes to the lower frequency.
+        threshold: a share of its variance that a neuron's frequency exceeds; 0.85 is of Nanda et al. 2023 (code),
+            whose search leaves out the highest frequency. A tie goes to the lower frequency.
     """
-    bands = spectrum.bands(by)
+    bands = spectrum.bands()
     if bands.power.ndim != 2:
         shape = list(bands.power.shape[1:])
         raise CircuitsError(f"fourier.clusters: needs one axis of neurons and those of the grid; got {shape}")

@@ -78,13 +78,6 @@ class ScreenResult:
             raise CircuitsError(f"top: {count} members asked for; {len(rows)} {which}")
         return self._circuit_of(rows.iloc[:count], "top")
 
-    def above(self, least: int | float, metric: str | None = None, by: str = "best") -> Circuit:
-        """Returns the circuit of all rows whose size, as in `top`, is at least `least`."""
-        if isinstance(least, bool) or not least >= 0:
-            raise CircuitsError(f"above: {least!r}; give the least size of an effect, from 0")
-        rows = self._ranked(metric, by, "above")
-        return self._circuit_of(rows[rows["size"] >= least], "above")
-
     def ranking(self, metric: str | None = None, by: str = "best") -> list[str]:
         """Returns the names of all nodes or edges, as `circuit.curve` reads them, the largest first as in `top`."""
         return self._names(self._ranked(metric, by, "ranking"), "ranking")

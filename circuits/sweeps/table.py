@@ -17,7 +17,7 @@ from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention,
 from circuits.statistics import LEVEL, Resampling, holm, least_p_notes, summarise
 from circuits.sweeps.metrics import Measurements, Row
 from circuits.tables import short_table
-from circuits.validate import by_text, is_whole, parse_seed
+from circuits.validate import answers_former_names, by_text, is_whole, parse_seed
 
 # fmt: off
 COLUMNS = (
@@ -133,38 +133,16 @@ class SweepResult:
         if metric not in self.metrics:
             raise CircuitsError(f"{caller}: no metric {metric!r}; it has {', '.join(self.metrics)}")
 
-    def spread(self) -> pd.DataFrame:
-        """Summarises the draws of each variant: a row per variant, checkpoint and metric that has draws.
-
-        `mean`, `sd` (n − 1), `smallest`, `median` and `largest` of `value` over `draws` draws, and `baseline`.
-        """
-        draw_rows = self.frame[self.frame["draw"].notna()]
-        keys = ["variant", "checkpoint", "metric"]
-        summary = draw_rows.groupby(keys, sort=False, dropna=False)["value"].agg(
-            draws="count", mean="mean", sd="std", smallest="min", median="median", largest="max"
-        )
-        summary["baseline"] = draw_rows.groupby(keys, sort=False, dropna=False)["baseline"].first()
-        return summary.reset_index()
-
-    def plot(self, metric: str | None = None, kind: str = "auto") -> Any:
-        """Returns a plotly figure with a panel per metric.
-
-        Args:
-            kind: "points", a point with its interval per variant and the unedited model as a line; "heatmap", the
-                effects of a grid over layers and heads, or over either and positions; "auto", a heatmap where there is
-                such a grid.
+    @answers_former_names
+    def plot(self, metric: str | None = None) -> Any:
+        """Returns a plotly figure with a panel per metric: a heatmap of the effects of a grid over layers and heads, or
+        over either and positions; else a point with its interval per variant, and the unedited model as a line.
         """
         from circuits.figures.results import sweep_figure
 
         chosen = self.metrics if metric is None else [metric]
         self._check_metric(chosen[0], "plot")
-        return sweep_figure(self.frame, chosen, kind, self.settings.get("words"))
-
-    def to_parquet(self, path: str | PathLike[str]) -> None:
-        self.frame.to_parquet(path, index=False)
-
-    def to_csv(self, path: str | PathLike[str]) -> None:
-        self.frame.to_csv(path, index=False)
+        return sweep_figure(self.frame, chosen, self.settings.get("words"))
 
     def to_json(self, path: str | PathLike[str]) -> None:
         """Writes a list of records, all digits of each number; NaN, infinite and missing numbers are null."""

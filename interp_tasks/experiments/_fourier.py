@@ -99,12 +99,11 @@ def fourier(refs: Refs, *, rule: Annotated[str, RULE] = "noise", **options: Unpa
         import pandas
 
         from circuits.fourier import key_frequencies
-        from circuits.fourier._spectrum import RULES as MADE
 
         rows: list[Row] = []
         done: dict[str, Any] = {}
         for one in tensors(subject):
-            found = key_frequencies(one.spectrum, MADE[name](number), "block")
+            found = key_frequencies(one.spectrum, name, number)
             one = spectra[str(subject.labels["ref"]), one.label] = replace(one, keys=found.keys)
             rows += rows_of(one)
             rules.setdefault(f"{found.rule}.")
@@ -163,9 +162,9 @@ def rows_of(one: Analysed) -> list[Row]:
     """Returns shares, keys and neurons by frequency, then those of all other frequencies together."""
     from circuits.fourier import clusters
 
-    bands = one.spectrum.bands("block").total()
+    bands = one.spectrum.bands().total()
     shares = dict(zip(bands.labels, bands.share.tolist(), strict=True))
-    sizes = clusters(one.spectrum, THRESHOLD, "block").sizes if one.neurons else {}
+    sizes = clusters(one.spectrum, THRESHOLD).sizes if one.neurons else {}
     few = len(shares) <= MAX_ROWS
     listed = [label for label in bands.labels if few or label in one.keys or label in sizes]
     found: list[tuple[str, str, str, float]] = [(SPECTRUM, "all frequencies", KEYS, len(one.keys))]
@@ -228,7 +227,7 @@ def figures(result: Result) -> list[Figure]:
     panels = []
     for (ref, label), one in result.data["spectra"].items():
         total, axes, cells = one.spectrum.total(), one.spectrum.grid.axes, one.spectrum.grid.cells
-        bands = total.bands("block")
+        bands = total.bands()
         noise = [100 * degrees / (cells - 1) for degrees in bands.degrees]
         labels, keys = (list(map(str, names)) for names in (bands.labels, one.keys))
         panels.append(spectrum(labels, (100 * bands.share).tolist(), keys, f"{label}<br>{ref}", noise=noise))

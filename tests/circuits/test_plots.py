@@ -11,7 +11,6 @@ from circuits import CircuitsError, SweepResult, ablate, fourier, heads, lens, p
 from circuits.figures import results
 from circuits.figures.export import MISSING
 from circuits.figures.layout import TITLE_HEIGHT_KEY
-from circuits.fourier._modular_sum import CosineFit
 
 FEW = {"draws": 30, "flips": 30}
 
@@ -93,17 +92,14 @@ def test_every_result_plots_with_a_title_and_axes(model, tokens, other_tokens, p
     templates = {"self": patterns.identity(6), "first": patterns.constant(6, 0)}
     scores = patterns.scores(model, tokens, templates, draws=20)
     classes = patterns.classify(scores)
-    cosines = CosineFit(torch.randn(7).double(), torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1))
     shares = lens(model, tokens, lambda output: output[:, -1, 0])
     figures = [
         per_head.plot(),
-        per_head.plot(kind="points"),
         scores.plot(),
         scores.plot("bits"),
         classes.plot(),
         plots.heads(patterns.movement(model, tokens, other_tokens, draws=20), column="distance"),
         shares.plot(),
-        cosines.plot(keys=[2]),
     ]
     assert all(map(has_title_and_axes, figures))
     assert classes.plot().data[0].text[0][0] == classes[0, 0]
@@ -112,7 +108,6 @@ def test_every_result_plots_with_a_title_and_axes(model, tokens, other_tokens, p
     bars, cells = shares.plot().data
     assert list(bars.y) == list(shares.layers["share"])
     assert cells.z[1][1] == pytest.approx(float(shares.shares["1.1"].mean()))
-    assert list(cosines.plot(keys=[2]).data[1].y) == [float(cosines.coefficients[2])]
 
 
 @pytest.mark.parametrize("kind", ["html", "json"])
@@ -127,10 +122,12 @@ def test_pages_and_json_need_no_exporter(per_head, tmp_path, kind):
 
 
 def test_a_picture_without_an_exporter_is_one_line_that_says_what_to_install(per_head, tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.2.1")
+    monkeypatch.setattr("plotly.io._kaleido.kaleido_available", lambda: False)
     with pytest.raises(CircuitsError) as caught:
         plots.save(per_head.plot(), tmp_path / "map.png")
-    assert str(caught.value) == f"plots.save: {MISSING}"
+    assert str(caught.value).startswith("plots.save: no picture was made (")
+    assert str(caught.value).endswith(MISSING)
+    assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -175,7 +172,7 @@ def test_a_word_that_looks_like_a_tag_is_shown():
     frame = frame.assign(site="z", layer=[0, 0, 1, 1], position=[0, 1, 0, 1], effect=1.0)
     words = ["0 <|endoftext|>", "1 a&b"]
     shown = ["0 &lt;|endoftext|>", "1 a&amp;b"]
-    assert list(results.sweep_figure(frame, ["m"], "auto", words).data[0].x) == shown
+    assert list(results.sweep_figure(frame, ["m"], words).data[0].x) == shown
     maps = results.attention_figure(torch.eye(2).expand(1, 1, 2, 2), [0], words, {}, "t")
     assert list(maps.data[0].x) == list(maps.data[0].y) == shown
 
@@ -187,8 +184,6 @@ def test_what_is_no_grid_becomes_points(model, tokens, per_head):
     for result in (few, mixed):
         figure = result.plot()
         assert {trace.type for trace in figure.data} == {"scatter"}
-        with pytest.raises(CircuitsError, match="a heatmap needs a grid, one variant per layer and head"):
-            result.plot(kind="heatmap")
     figure = few.plot()
     for trace, name in zip(figure.data, ("last", "other"), strict=True):
         rows = few.frame[few.frame["metric"] == name]
@@ -198,9 +193,8 @@ def test_what_is_no_grid_becomes_points(model, tokens, per_head):
         assert list(trace.error_y.arrayminus) == list(rows["value"] - rows["value_ci_low"])
     lines = [shape.y0 for shape in figure.layout.shapes]
     assert lines == list(few.baseline["value"])
-    assert {trace.type for trace in per_head.plot(kind="points").data} == {"scatter"}
-    with pytest.raises(CircuitsError, match="kind='bars'; choose from 'auto', 'points', 'heatmap'"):
-        few.plot(kind="bars")
+    with pytest.raises(CircuitsError, match="no argument kind=; a grid of layers and heads"):
+        few.plot(kind="points")
     with pytest.raises(CircuitsError, match="no metric 'loss'; it has last, other"):
         few.plot("loss")
 

@@ -180,7 +180,7 @@ def numbers_of(table: Array, orders: int, seed: int) -> dict[tuple[str, str], fl
     """Returns of a token table ``[digit d]`` its singular values and frequencies, by the part and the metric."""
     import numpy as np
 
-    from circuits.fourier import AboveMean, key_frequencies, spectrum
+    from circuits.fourier import key_frequencies, spectrum
 
     left, sizes, _ = np.linalg.svd(table, full_matrices=False)
     found = {
@@ -188,7 +188,7 @@ def numbers_of(table: Array, orders: int, seed: int) -> dict[tuple[str, str], fl
         for share in (0.5, 0.9)
     }
     leading = periodic(left[:, : max(1, needed(sizes, 0.5))])
-    published = key_frequencies(spectrum(table, {"digit": len(table)}), AboveMean(1))
+    published = key_frequencies(spectrum(table, {"digit": len(table)}), "above-mean")
     return found | {
         ("leading singular vectors", "periodic share"): float(leading.mean()),
         ("spectrum", "frequencies above mean + 1 sd"): float(len(published.keys)),

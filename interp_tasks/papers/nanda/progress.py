@@ -103,16 +103,14 @@ class Followed:
     def find_keys(self, inputs: GridInputs, rule: tuple[str, float], device: str) -> None:
         """Finds the key frequencies of each answer, of W_L in the last checkpoint that the run has stored."""
         from circuits.fourier import key_frequencies, spectrum
-        from circuits.fourier._spectrum import RULES as MADE
         from interp_tasks.checkpoints import load_checkpoint
         from interp_tasks.papers.nanda.losses import w_l
 
         ref = self.last.ref if self.last.run_name is None else f"{self.last.run_name}@last"
-        weights, made = w_l(load_checkpoint(ref, device=device).model), MADE[rule[0]](rule[1])
-        self.statement = made.statement
+        weights = w_l(load_checkpoint(ref, device=device).model)
         for name, answer in inputs.answers.items():
-            found = key_frequencies(spectrum(weights[:, answer.classes], axis=1), made).keys
-            self.keys[name] = tuple(int(str(key)) for key in found)
+            found = key_frequencies(spectrum(weights[:, answer.classes], axis=1), *rule)
+            self.statement, self.keys[name] = found.rule, found.keys
 
     def rows(self, subject: LoadedCheckpoint, on_grid: GridModel, kinds: Sequence[str]) -> Iterator[Row]:
         """Yields the rows of one checkpoint; of the last one its mechanism and the run's phases too."""

@@ -123,7 +123,7 @@ def found(model, tokens, other_tokens):
     return patch.edges(model, tokens, other_tokens, metric, exact=12)
 
 
-def test_top_and_above_rank_by_the_exact_effect_where_measured(found):
+def test_top_ranks_by_the_exact_effect_where_measured(found):
     frame = found.frame
     size = frame["effect"].abs().fillna(frame["estimate"].abs())
     order = frame.assign(size=size).sort_values("size", ascending=False)
@@ -132,9 +132,6 @@ def test_top_and_above_rank_by_the_exact_effect_where_measured(found):
     assert len(found.top(0)) == 0
     assert len(found.top(len(frame))) == len(frame)
     assert found.top(3) <= found.top(4)
-    least = float(order["size"].iloc[6])
-    assert found.above(least) == found.top(7)
-    assert found.above(0) == found.top(len(frame))
     measured = frame[frame["effect"].notna()]
     assert len(found.top(12, by="effect")) == len(measured) == 12
     estimates = frame.sort_values("rank")["variant"].tolist()
@@ -143,7 +140,6 @@ def test_top_and_above_rank_by_the_exact_effect_where_measured(found):
     for call, message in (
         (lambda: found.top(13, by="effect"), "13 members asked for; 12 were measured"),
         (lambda: found.top(-1), "give how many members"),
-        (lambda: found.above(-1), "give the least size"),
         (lambda: found.top(3, "kl"), "metric='kl'; choose from 'metric'"),
         (lambda: found.top(3, by="rank"), "by='rank'; choose from"),
     ):
@@ -158,7 +154,7 @@ def test_a_circuit_of_a_screening_is_one_of_its_model(
     """Its names are there in a deeper model too, where they would cut all that is new."""
     screen, named = (patch.edges, circuit.edges) if kind == "edges" else (patch.screen, circuit.nodes)
     found = screen(model, tokens, other_tokens, metric, exact=1)
-    made = {"top": found.top(4), "above": found.above(0), "union": named([]) | found.top(2)}
+    made = {"top": found.top(4), "all": found.top(len(found.frame)), "union": named([]) | found.top(2)}
     made |= {"difference": found.top(4) - found.top(2), "complement": ~found.top(4)}
     found.top(4).write(tmp_path / "c.json")
     made |= {"read": circuit.read(tmp_path / "c.json"), "empty": found.top(0)}

@@ -316,7 +316,7 @@ def test_keys_are_those_of_the_last_checkpoint_stored(run):
     assert keys_of(first) == keys_of(last)
     model = load_checkpoint(f"{run}@last").model
     weights = model.W_out[0] @ model.W_U
-    own = fourier.key_frequencies(fourier.spectrum(weights, axis=1), fourier.OfLargest(0.43)).keys
+    own = fourier.key_frequencies(fourier.spectrum(weights, axis=1), "of-largest", 0.43).keys
     assert keys_of(last) == {"sum": own}
     assert "boundary of phases" not in set(first.frame["intervention"])
 
