@@ -19,12 +19,10 @@ from collections.abc import Callable
 import torch
 
 import tasks
-from tasks.matrix_completion.nuclear_norm import OPTIONS, least_nuclear_norm, objective, solve_by_cvxpy
+from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, objective, solve_by_cvxpy
 
 
-def one_problem_each(
-    values: torch.Tensor, hidden: torch.Tensor, penalty: float | None, solver: str
-) -> torch.Tensor:
+def one_problem_each(values: torch.Tensor, hidden: torch.Tensor, penalty: float | None) -> torch.Tensor:
     import cvxpy
 
     found = []
@@ -36,7 +34,7 @@ def one_problem_each(
         else:
             error = cvxpy.sum_squares(difference) / mask.sum()
             problem = cvxpy.Problem(cvxpy.Minimize(error + penalty * cvxpy.normNuc(completion)))
-        problem.solve(solver=solver, **OPTIONS[solver])
+        problem.solve(solver="CLARABEL")
         found.append(torch.from_numpy(completion.value))
     return torch.stack(found)
 
@@ -47,7 +45,6 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=7)
     parser.add_argument("--rank", type=int, default=2)
     parser.add_argument("--penalty", type=float)
-    parser.add_argument("--solver", choices=OPTIONS, default="CLARABEL")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -55,11 +52,11 @@ def main() -> None:
     task = tasks.get("matrix-completion", n=options.n, rank=options.rank)
     batch = task.sample(options.matrices)
     values, hidden = (x.unflatten(1, (options.n, options.n)) for x in (batch.targets, batch.extras["hidden"]))
-    values, penalty, solver = values.double(), options.penalty, options.solver
+    values, penalty = values.double(), options.penalty
 
     ways: dict[str, Callable[[], torch.Tensor]] = {
-        "a problem each": lambda: one_problem_each(values, hidden, penalty, solver),
-        "compiled once": lambda: solve_by_cvxpy(values, hidden, penalty, solver).matrices,
+        "a problem each": lambda: one_problem_each(values, hidden, penalty),
+        "compiled once": lambda: solve_by_cvxpy(values, hidden, penalty).matrices,
         "batched": lambda: least_nuclear_norm(values, hidden, penalty).matrices,
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -74,7 +71,7 @@ def main() -> None:
             torch.testing.assert_close(reached, reference, rtol=1e-4, atol=1e-6)
     peer = seconds["a problem each"]
     print(
-        f"{options.matrices} matrices {options.n}×{options.n}, rank {options.rank}, {solver}, lambda {penalty}"
+        f"{options.matrices} matrices {options.n}×{options.n}, rank {options.rank}, CLARABEL, lambda {penalty}"
     )
     for name, own in seconds.items():
         ratios = [theirs / ours for theirs, ours in zip(peer, own, strict=True)]

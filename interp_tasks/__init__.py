@@ -24,27 +24,15 @@ if TYPE_CHECKING:
     from interp_tasks.training.trainer import train
 
 _HOMES = {
-    "Checkpoint": "interp_tasks.checkpoints",
+    **dict.fromkeys(("Checkpoint", "import_checkpoint", "load_checkpoint"), "interp_tasks.checkpoints"),
+    **dict.fromkeys(("load_checkpoints", "save_checkpoint"), "interp_tasks.checkpoints"),
     "TrainConfig": "interp_tasks.training.config",
     "UserError": "interp_tasks.errors",
-    "import_checkpoint": "interp_tasks.checkpoints",
-    "load_checkpoint": "interp_tasks.checkpoints",
-    "load_checkpoints": "interp_tasks.checkpoints",
-    "save_checkpoint": "interp_tasks.checkpoints",
     "train": "interp_tasks.training.trainer",
 }
 
-__all__ = [
-    "Checkpoint",
-    "TrainConfig",
-    "UserError",
-    "experiments",
-    "import_checkpoint",
-    "load_checkpoint",
-    "load_checkpoints",
-    "save_checkpoint",
-    "train",
-]
+__all__ = ["Checkpoint", "TrainConfig", "UserError", "experiments", "import_checkpoint"]
+__all__ += ["load_checkpoint", "load_checkpoints", "save_checkpoint", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import find_marks, resolve
-from interp_tasks.measurement.result import Result, join
-from interp_tasks.measurement.run_logs import Curve, Run, read_runs, task_of_run
+from interp_tasks.measurement.result import Result, join, shown_columns
+from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, read_runs, task_of_run
 from interp_tasks.measurement.subjects import Examples, Progress, subjects
-from interp_tasks.measurement.table import shown_columns
 from interp_tasks.pages import (
     Column,
     Figure,
@@ -46,15 +45,10 @@ WHEN = {"pre": "before", "post": "after"}
 
 
 TITLE = "Two small transformers plateau, then learn: what do they need attention for?"
-#: Pixels: how wide bars are at most.
-BARS_WIDTH = 900
-INTERVALS = "Whiskers are 95% intervals, by bootstrap over examples."
 #: What the marks around a drop are called here; the braces are for "drop" or "rise".
 MARKS = {"pre": "before the {}", "onset": "{} begins", "end": "{} ends", "post": "after the {}"}
 #: What the unedited model and the edited one are called on the whole page.
 TRAINED, UNIFORM = "as trained", "uniform attention"
-#: What the metrics of both models are.
-ERROR, SHARE = "mean squared error", "share of right answers"
 
 
 @dataclass(frozen=True)
@@ -254,43 +248,25 @@ def demo_page(found: Demo) -> Page:
 
 def matrix_chapter(outcome: Outcome) -> list[Section]:
     """Returns the chapter of the page about matrix completion."""
-    task = outcome.task
+    task, level, after = outcome.task, guessing(outcome), outcome.row("post", "mse_masked")
     rows, columns = (len(axis.values) for axis in task.grid_axes())
-    published, level = type(task).Model().d_model, guessing(outcome)  # the task's defaults are the paper's
-    before, after, given = (
-        outcome.row(mark, metric)
-        for mark, metric in (("pre", "mse_masked"), ("post", "mse_masked"), ("post", "mse_observed"))
-    )
     intro = (
         f"The model sees a {rows}×{columns} matrix of rank {task.rank} with about {task.p_mask:.0%} of its entries "
         f"blank, and fills these in. It is {outcome.width} wide; the one that Gopalani, Lubana and Hu (NeurIPS 2024) "
-        f"studied is {published} wide (https://arxiv.org/abs/2410.22244)."
-    )
-    loss = (
-        f"{course(outcome, 'the error at the blanks', number)} Dotted: the variance of the entries, "
-        f"{number(level)}, which is the error of answering 0."
+        f"studied is {type(task).Model().d_model} wide (https://arxiv.org/abs/2410.22244)."
     )
     picture = (
         f"Numbers at blanks are bold; the error above a picture is that at its blanks. Of {after['n']} test matrices "
         "this one has the median error after training."
     )
-    errors = (
-        f"On {after['n']} test matrices, uniform attention takes the error at the blanks from "
-        f"{three_digits(before['baseline'])} to {three_digits(before['value'])} before the drop, and from "
-        f"{three_digits(after['baseline'])} to {three_digits(after['value'])} after it, where always answering 0 errs "
-        f"by {three_digits(level)} (dashed). At their given entries, after the drop, it goes from "
-        f"{three_digits(given['baseline'])} to {three_digits(given['value'])}, {given['value'] / level:.1%} of the "
-        "variance."
-    )
-    log = outcome.log
-    given_entries = Curve("mse_observed", *log.finite("mse_observed"), None)
-    curves = {"blanks": log.curve("mse_masked"), "given entries": given_entries}
-    panels = {"at the blanks; dashed: always 0": "mse_masked", "at the given entries": "mse_observed"}
+    given = Curve("mse_observed", *outcome.log.finite("mse_observed"), None)
+    curves = {"blanks": outcome.log.curve("mse_masked"), "given entries": given}
+    dotted = f"the error of answering 0, {number(level)}"
     return [
         Text(intro, "Filling in the blanks of a matrix"),
-        Figure(curve_figure(outcome, curves, level, ERROR), "Error over training", loss),
+        curve_figure(outcome, curves, level, "mean squared error", "Error over training", dotted),
         Figure(over_steps(outcome), "A matrix, and what the model makes of it", picture),
-        *edited_sections(outcome, panels, level, ERROR, errors),
+        *edited_sections(outcome),
     ]
 
 
@@ -298,58 +274,30 @@ def sum_chapter(outcome: Outcome) -> list[Section]:
     """Returns the chapter of the page about modular addition."""
     modulus, chance = outcome.task.p, 1 / outcome.task.p
     intro = (
-        f"The model sees two numbers below {modulus} and has to give their sum modulo {modulus}, the remainder after "
-        f"division by {modulus}. It was trained on {outcome.task.train_fraction:.0%} of all pairs and is tested on the "
-        "others. Nanda, Chan, Lieberum, Smith and Steinhardt (ICLR 2023) worked out how such a model does it "
-        "(https://arxiv.org/abs/2301.05217)."
+        f"The model sees two numbers below {modulus} and has to give their sum modulo {modulus}. It was trained on "
+        f"{outcome.task.train_fraction:.0%} of all pairs and is tested on the others. Nanda, Chan, Lieberum, Smith and "
+        "Steinhardt (ICLR 2023) worked out how such a model does it (https://arxiv.org/abs/2301.05217)."
     )
     train = Curve("accuracy", *outcome.log.finite("accuracy", "train"), None)
     curves = {"sums it was not trained on": outcome.log.curve("accuracy"), "sums it was trained on": train}
-    learnt = next(
-        (step for step, value in zip(train.steps, train.values, strict=True) if value >= 0.99), None
-    )
-    memorised = "" if learnt is None else f"By step {learnt:,} it has memorised its training sums. "
-    rise = f"{memorised}{course(outcome, 'the share of right answers', '{:.1%}'.format)} Dotted: chance, {chance:.1%}."
-    row, operands = outcome.row("post", "accuracy"), outcome.row("post", "accuracy", OPERANDS)
-    answers = (
-        f"With uniform attention in every head, {row['value']:.1%} of {row['n']} sums that it was not trained on are "
-        f"right instead of {row['baseline']:.1%}; with attention uniform over the two numbers alone, "
-        f"{operands['value']:.1%}."
-    )
     looks = "Where each head looks when the model answers this sum, and with uniform attention in all heads."
+    dotted, axis = f"chance, {chance:.1%}", "share of right answers"
     return [
         Text(intro, "Adding two numbers"),
-        Figure(curve_figure(outcome, curves, chance, SHARE), "Right answers over training", rise),
-        Figure(over_steps(outcome), "Attention of every head and the answer", looks, width=BARS_WIDTH),
-        *edited_sections(outcome, {f"dashed: chance, {chance:.1%}": "accuracy"}, chance, SHARE, answers),
+        curve_figure(outcome, curves, chance, axis, "Right answers over training", dotted),
+        Figure(over_steps(outcome), "Attention of every head and the answer", looks, width=900),
+        *edited_sections(outcome),
     ]
 
 
-def edited_sections(
-    outcome: Outcome, panels: dict[str, str], level: float, axis: str, caption: str
-) -> list[Section]:
-    """Returns bars of the metrics as trained and edited, before and after the drop, and all numbers behind them."""
+def edited_sections(outcome: Outcome) -> list[Section]:
+    """Returns the metrics as trained and edited, before and after the drop, and all numbers behind them."""
     frame = outcome.result.frame
     columns = [Column("checkpoint", "ref"), Column("step", "step"), *shown_columns(frame)]
     notes, name = " ".join(outcome.result.notes), f"demo-{outcome.task.name}"
-    drawn = bars_figure(outcome, panels, level, axis)
+    (drawn,) = outcome.result.figures()
     title = f"With and without attention, before and after the {outcome.turn}"
-    return [
-        Figure(drawn, title, f"{caption} {INTERVALS}", width=BARS_WIDTH),
-        Table(frame, "All numbers", notes, columns, name, tall=True),
-    ]
-
-
-def course(outcome: Outcome, what: str, shown: Callable[[float], str]) -> str:
-    """Returns a sentence on the drop of a run's own metric in validation."""
-    drop, count = outcome.log.curve(outcome.log.drop_metric).drop, outcome.log.labels()["n"]
-    examples = "" if count is None else f"On {count:,} other examples "
-    if drop is None:
-        return f"{examples}{what} shows no {outcome.turn}."
-    return (
-        f"{examples}{what} stays near {shown(drop.plateau)} until step {drop.onset:,} and has made nine tenths of its "
-        f"{outcome.turn} by step {drop.end:,} (bold)."
-    )
+    return [replace(drawn, title=title), Table(frame, "All numbers", notes, columns, name, tall=True)]
 
 
 def over_steps(outcome: Outcome) -> plotly.graph_objects.Figure:
@@ -360,14 +308,13 @@ def over_steps(outcome: Outcome) -> plotly.graph_objects.Figure:
 
 
 def curve_figure(
-    outcome: Outcome, curves: Mapping[str, Curve], level: float, axis: str
-) -> plotly.graph_objects.Figure:
+    outcome: Outcome, curves: Mapping[str, Curve], level: float, axis: str, title: str, dotted: str
+) -> Figure:
     """Returns metrics over training, the drop of the first in bold and a dotted line at its level."""
     from circuits.figures.layout import draw
-    from interp_tasks.measurement.figure import curves_panel
 
     figure = draw([curves_panel(curves, axis, {next(iter(curves)): level})])
-    return figure.update_yaxes(tickformat=".0%") if outcome.turn == "rise" else figure
+    return Figure(figure, title, f"Bold: from onset to end of the {outcome.turn}. Dotted: {dotted}.")
 
 
 def matrix_figure(
@@ -400,45 +347,6 @@ def matrix_panel(values: Array, hidden: NDArray[np.bool_], title: str, largest: 
     text = np.where(np.isnan(values), "", np.where(hidden, "<b>" + text + "</b>", text)).tolist()
     axes: dict[str, Any] = {"across": "column", "down": "row", "text": text, "bar": False}
     return heat(values, title, unit="entry", signed=True, end=largest, width=230, **axes)
-
-
-def bars_figure(
-    outcome: Outcome, metrics: dict[str, str], level: float, axis: str
-) -> plotly.graph_objects.Figure:
-    """Returns bars before and after the drop, as trained and edited: a panel for each metric, by its title.
-
-    A dashed line stands at a level in the first.
-    """
-    from circuits.figures.layout import draw
-    from circuits.figures.panels import Series, bars
-
-    shares = outcome.turn == "rise"
-    shown: Callable[[float], str] = "{:.0%}".format if shares else three_digits
-    names = {"uniform": UNIFORM, OPERANDS: "uniform over the two numbers alone"}
-    panels: list[Panel] = []
-    for title, metric in metrics.items():
-        rows = {
-            name: [outcome.row(mark, metric, name) for mark in WHEN]
-            for name in outcome.result.frame["intervention"].unique()
-        }
-        moments = [
-            f"{when} {outcome.turn}<br>step {row['step']:,}"
-            for when, row in zip(WHEN.values(), rows["uniform"], strict=True)
-        ]
-        drawn: dict[str, list[Any]] = {TRAINED: [[row["baseline"] for row in rows["uniform"]], None, None]}
-        drawn |= {
-            names[name]: [[row[key] for row in of_edit] for key in ("value", "value_ci_low", "value_ci_high")]
-            for name, of_edit in rows.items()
-        }
-        style: dict[str, Any] = {"textposition": "outside", "cliponaxis": False}
-        series = {
-            name: Series(moments, values, low, high, style={**style, "text": [*map(shown, values)]})
-            for name, (values, low, high) in drawn.items()
-        }
-        lines, label = ([{"y": level}], axis) if not panels else ([], "")
-        panels.append(bars(series, title, y=label, lines=lines, width=240))
-    figure = draw(panels, columns=len(panels), barmode="group")
-    return figure.update_yaxes(tickformat=".0%") if shares else figure
 
 
 def attention_figure(

@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from interp_tasks.checkpoints.refs import check_selector, closest, zoo_folder
+from interp_tasks.disk import WHOLE_END, read_toml
 from interp_tasks.errors import UserError
-from interp_tasks.files import WHOLE_END, read_toml
 from interp_tasks.settings import parse_seeds
 from interp_tasks.training.config import SECTIONS, list_keys
 from tasks.errors import TaskError
@@ -192,11 +192,7 @@ def naming_file(name: str) -> Iterator[None]:
 
 
 def read_spec(path: str | Path) -> Spec:
-    """Returns a grid from a TOML file.
-
-    Raises:
-        UserError: in one line, naming what is wrong.
-    """
+    """Returns a grid from a TOML file."""
     values = dict(read_toml(Path(path), FORM))
     if "train" in values:
         values["train"] = [with_base(block, Path(path)) for block in several(values["train"])]
@@ -225,11 +221,7 @@ def with_base(block: Any, path: Path) -> Any:
 
 
 def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:
-    """Returns a grid from a dict of the same shape.
-
-    Raises:
-        UserError: in one line, naming what is wrong.
-    """
+    """Returns a grid from a dict of the same shape."""
     try:
         spec = Spec(**values)
     except ValidationError as error:
@@ -250,11 +242,7 @@ def recipe_names() -> list[str]:
 
 
 def recipe_file(given: str | Path) -> Path:
-    """Returns a grid file: the given path where it exists, else the recipe of that name.
-
-    Raises:
-        UserError: if there is neither, naming the closest recipes.
-    """
+    """Returns a grid file: the given path where it exists, else the recipe of that name."""
     path = Path(given)
     # Whatever lies there is the user's own, even where it cannot be read.
     if path.exists() or path.suffix or len(path.parts) > 1:
@@ -284,11 +272,7 @@ class ShippedRun:
 
 
 def recipe_runs(recipe: str | Path) -> list[ShippedRun]:
-    """Lists the runs that a recipe ships, in the order of its file.
-
-    Raises:
-        UserError: for a recipe that is none, ships a seed that it does not train, or two runs under one name.
-    """
+    """Lists the runs that a recipe ships, in the order of its file."""
     file = recipe_file(recipe)
     with naming_file(str(file)):
         return shipped_by(read_spec(file))
@@ -313,11 +297,7 @@ def shipped_by(spec: Spec) -> list[ShippedRun]:
 
 
 def name_of(shipment: Shipment, known: Mapping[str, Any]) -> str:
-    """Returns the name of a run in the zoo, its seed and settings filled in.
-
-    Raises:
-        UserError: for braces around what the block does not set, or a name that no wheel can hold.
-    """
+    """Returns the name of a run in the zoo, its seed and settings filled in."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in known:

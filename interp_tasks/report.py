@@ -15,8 +15,8 @@ from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.heads import HeadEdit, by_layer
-from interp_tasks.measurement.run_logs import Curve, Run, declared, read_runs
-from interp_tasks.measurement.runner import labelled, run_sweep
+from interp_tasks.measurement.result import labelled, run_sweep, shown_columns, tests, tidy, value_text
+from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, declared, read_runs
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -25,7 +25,6 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     subjects,
 )
-from interp_tasks.measurement.table import shown_columns, tests, tidy, value_text
 from interp_tasks.pages import (
     Column,
     Figure,
@@ -206,9 +205,6 @@ def report(run: str, **options: Unpack[Options]) -> Report:
 
     Returns:
         A :class:`Report`; ``page()`` is the page, to be written with ``write(path)``.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line.
     """
     found, examples = check_report(run, options), Examples.of(options)
     log, curve, missing = read_training(found[0])
@@ -303,7 +299,6 @@ def row_text(row: Mapping[Any, Any]) -> str:
 def training_figure(run: Run, own: Curve) -> plotly.graph_objects.Figure:
     """Draws the logged metrics over training, losses above accuracies, with the drop bold."""
     from circuits.figures.layout import draw
-    from interp_tasks.measurement.figure import curves_panel
 
     names = shown_metrics(run.logged(), run.drop_metric)
     curves = {name: own if name == own.metric else Curve(name, *run.finite(name), None) for name in names}

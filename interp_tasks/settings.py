@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from interp_tasks.disk import WHOLE_END, check_file
 from interp_tasks.errors import UserError
-from interp_tasks.files import WHOLE_END, check_file
 
 #: One past the largest seed.
 SEED_END = WHOLE_END

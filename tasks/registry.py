@@ -89,11 +89,7 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
 
 
 def task_class(name: str) -> type[Task]:
-    """Returns the class registered under a name.
-
-    Raises:
-        TaskError: for an unknown name, naming the closest and all valid ones.
-    """
+    """Returns the class registered under a name; an unknown one is refused with the closest and all that there are."""
     if name not in _CLASSES and name in BUILT_IN:
         importlib.import_module(BUILT_IN[name])
     if name not in _CLASSES:
@@ -102,11 +98,7 @@ def task_class(name: str) -> type[Task]:
 
 
 def get(name: str, **config: Any) -> Task:
-    """Returns a task by name, its config validated: ``get("matrix-completion", n=7, rank=2)``.
-
-    Raises:
-        TaskError: for an unknown name or a config the task refuses.
-    """
+    """Returns a task by name, its config validated: ``get("matrix-completion", n=7, rank=2)``."""
     from pydantic import ValidationError
 
     from tasks.settings import one_line

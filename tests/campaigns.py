@@ -91,8 +91,8 @@ def die_at(number: int) -> None:
 def weights(run: Path) -> dict[str, bytes]:
     """Returns the weights of every checkpoint that is there, read as any reader would, by step."""
     from interp_tasks.checkpoints import stored_steps
-    from interp_tasks.checkpoints.load import read_parameters
-    from interp_tasks.checkpoints.meta import read_meta
+    from interp_tasks.checkpoints.checkpoint import read_parameters
+    from interp_tasks.checkpoints.run_files import read_meta
 
     folders = [run / "checkpoints" / f"{step:08d}" for step in stored_steps(run)]
     for folder in folders:
@@ -260,7 +260,7 @@ def perform(name: str, numbers: list[int]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
         scratch, output = Path(folder), Path(folder) / "output"
         # Nothing is differentiated here before a fork: autograd's threads do not survive it.
-        import interp_tasks.checkpoints.load
+        import interp_tasks.checkpoints.checkpoint
         import interp_tasks.cli.app
         import interp_tasks.training.trainer  # noqa: F401
         import tasks

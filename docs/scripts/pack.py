@@ -21,7 +21,6 @@ import tasks
 from interp_tasks import load_checkpoint, save_checkpoint
 from interp_tasks.checkpoints import MARKS, find_marks, read_metrics, read_run, resolve
 from interp_tasks.checkpoints.refs import zoo_folder
-from interp_tasks.checkpoints.run_config import declared_drop
 from interp_tasks.checkpoints.run_files import (
     CLOCK_FILE,
     METRICS_FILE,
@@ -30,6 +29,7 @@ from interp_tasks.checkpoints.run_files import (
     log_file,
     read_log,
 )
+from interp_tasks.checkpoints.run_folder import declared_drop
 from interp_tasks.grids.plan import TrainUnit, train_units
 from interp_tasks.grids.run import is_trained
 from interp_tasks.recipes import ShippedRun, read_spec, recipe_file, recipe_runs

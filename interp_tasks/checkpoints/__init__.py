@@ -9,43 +9,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import Drop, detect_drop
-from interp_tasks.checkpoints.marks import MARKS, find_marks
-from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve, zoo_names
+from interp_tasks.checkpoints.refs import MARKS, ResolvedCheckpoint, find_marks, resolve, zoo_names
 from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_steps
 
 if TYPE_CHECKING:
+    from interp_tasks.checkpoints.checkpoint import (
+        Checkpoint,
+        load_checkpoint,
+        load_checkpoints,
+        save_checkpoint,
+    )
     from interp_tasks.checkpoints.foreign_weights import import_checkpoint
-    from interp_tasks.checkpoints.load import Checkpoint, load_checkpoint, load_checkpoints
     from interp_tasks.checkpoints.run_folder import RunFolder
-    from interp_tasks.checkpoints.save import save_checkpoint
 
 _NEEDS_TORCH = {
-    "Checkpoint": "load",
+    "Checkpoint": "checkpoint",
     "RunFolder": "run_folder",
     "import_checkpoint": "foreign_weights",
-    "load_checkpoint": "load",
-    "load_checkpoints": "load",
-    "save_checkpoint": "save",
+    "load_checkpoint": "checkpoint",
+    "load_checkpoints": "checkpoint",
+    "save_checkpoint": "checkpoint",
 }
 
-__all__ = [
-    "MARKS",
-    "Checkpoint",
-    "Drop",
-    "ResolvedCheckpoint",
-    "RunFolder",
-    "detect_drop",
-    "find_marks",
-    "import_checkpoint",
-    "load_checkpoint",
-    "load_checkpoints",
-    "read_metrics",
-    "read_run",
-    "resolve",
-    "save_checkpoint",
-    "stored_steps",
-    "zoo_names",
-]
+__all__ = ["MARKS", "Checkpoint", "Drop", "ResolvedCheckpoint", "RunFolder", "detect_drop", "find_marks"]
+__all__ += ["import_checkpoint", "load_checkpoint", "load_checkpoints", "read_metrics", "read_run", "resolve"]
+__all__ += ["save_checkpoint", "stored_steps", "zoo_names"]
 
 
 def __getattr__(name: str) -> Any:

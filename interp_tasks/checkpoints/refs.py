@@ -1,4 +1,5 @@
-"""REFs: how checkpoints are named on the command line and in Python. Imports no torch.
+"""REFs: how checkpoints are named on the command line and in Python. Imports no torch,
+except for a run whose ``run.json`` is older than the stored plateau: its task is loaded then.
 
     RUN@4000  RUN@last  RUN@all  RUN@100,200,last  RUN@0:20000:2000 (end included; every one must be stored)
     RUN@1000: RUN@:5000 RUN@1000:5000 (all that are stored in the range)
@@ -13,7 +14,7 @@ from __future__ import annotations
 import difflib
 import glob
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -21,15 +22,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.marks import MARKS, find_drop, find_marks
-from interp_tasks.checkpoints.meta import read_meta
+from interp_tasks.checkpoints.drop import Drop, drop_or_reason
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
     META_FILE,
+    METRICS_FILE,
     RUN_FILE,
     checkpoint_folder,
     is_checkpoint,
     is_run,
+    log_file,
+    read_columns,
+    read_meta,
     read_run,
     stored_steps,
 )
@@ -37,6 +41,103 @@ from interp_tasks.errors import UserError
 
 if TYPE_CHECKING:
     from tasks import Task
+
+MARKS = ("pre", "onset", "end", "post")
+
+
+def find_marks(
+    run: str | Path,
+    run_name: str | None = None,
+    needed: Collection[str] = MARKS,
+    described: Mapping[str, Any] | None = None,
+) -> dict[str, int]:
+    """Returns the step of each mark that there is; with the default arguments, of all four.
+
+    ``pre`` lies well inside the plateau (of the steps before the onset, the one nearest to a quarter of it;
+    step 0 only if there is no other), ``onset`` and ``end`` are the stored steps either side of the detected
+    drop, and ``post`` is the last. A run of the preset ``paper`` whose ``run.json`` has ``published_drop``
+    takes those steps instead.
+
+    Args:
+        described: the content of its ``run.json``; ``None``: as it is on disk.
+
+    Raises:
+        UserError: if the run has no drop (yet), no checkpoint on a side of it that a needed mark is on, or no metrics.
+    """
+    folder = Path(run)
+    name = run_name or folder.as_posix()
+    if not (folder / RUN_FILE).is_file():
+        raise UserError(f"{name} has no {RUN_FILE}, so its drop is unknown: give steps, or @last")
+    described = read_run(folder) if described is None else described
+    published = described.get("published_drop") if described.get("preset") == "paper" else None
+    given = {mark: int(step) for mark, step in (published or {}).items() if mark in MARKS}
+    if set(given) == set(MARKS):
+        return given
+    drop, lacking = find_drop(folder, described, name), set(needed) - set(given)
+    return {**marks_around(drop, stored_steps(folder), name, lacking), **given}
+
+
+def find_drop(run: Path, described: Mapping[str, Any], name: str) -> Drop:
+    """Returns the drop that a run's own metrics show."""
+    metric = described.get("drop_metric")
+    if not isinstance(metric, dict) or metric.get("direction") not in ("down", "up") or "name" not in metric:
+        raise UserError(
+            f"{run / RUN_FILE} declares no drop_metric, so no drop can be found: give steps, or @last"
+        )
+    columns, _ = read_columns(run)
+    logged = columns.get(("validation", metric["name"]))
+    if logged is None or all(value != value for value in logged[1]):
+        raise UserError(
+            f"{log_file(run, METRICS_FILE)} logs no validation {metric['name']}, so no drop can be found"
+        )
+    steps, values = logged
+    theory = theoretical_plateau(described)
+    drop = drop_or_reason(steps, values, metric["direction"], theory)
+    if not isinstance(drop, Drop):
+        expected = "" if theory is None else f" from its plateau by theory, {theory:.4g},"
+        raise UserError(
+            f"{name} shows no drop in {metric['name']}{expected} up to step {steps[-1]}: {drop}. Give steps, or @last"
+        )
+    return drop
+
+
+def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
+    """Returns the plateau of a run's drop metric by theory, from its ``run.json``; ``None`` where there is none.
+
+    A run that does not say is older than this: its task is asked, if it is known here by the config of that time.
+    """
+    metric = described["drop_metric"]
+    if "plateau" in metric:
+        stored: float | None = metric["plateau"]
+        return stored
+    import tasks
+
+    try:
+        settings = dict(described["config"]["task"])
+        return tasks.get(settings.pop("name"), **settings).plateau_levels().get(metric["name"])
+    except (LookupError, TypeError, ValueError):
+        # Of a task that is not known here, or takes other settings by now.
+        return None
+
+
+def marks_around(drop: Drop, steps: list[int], name: str, needed: Collection[str] = MARKS) -> dict[str, int]:
+    """Returns the marks of a drop among stored steps, of each side that has a checkpoint."""
+    before = [step for step in steps if step <= drop.onset]
+    after = [step for step in steps if step >= drop.end]
+    for side, where, nearest, marks in (
+        (before, "before", f"first is @{steps[0]}", {"pre", "onset"}),
+        (after, "after", f"last is @{steps[-1]}", {"end", "post"}),
+    ):
+        if not side and marks.intersection(needed):
+            raise UserError(
+                f"{name} has no checkpoint {where} its drop (steps {drop.onset} to {drop.end}): the {nearest}"
+            )
+    found = {}
+    if before:
+        plateau = [step for step in before if step > 0] or before
+        found = {"pre": min(plateau, key=lambda step: abs(step - drop.onset / 4)), "onset": before[-1]}
+    return found | ({"end": after[0], "post": steps[-1]} if after else {})
+
 
 ZOO = "zoo:"
 GRAMMAR = "a step, first:last:every, last, all, pre, onset, end or post, several joined by commas"

@@ -11,17 +11,21 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from interp_tasks.checkpoints.load import fill_parameters, read_parameters, read_training_state
-from interp_tasks.checkpoints.meta import read_meta, stored_points
-from interp_tasks.checkpoints.run_config import Schedule, run_json
+from interp_tasks.checkpoints.checkpoint import (
+    fill_parameters,
+    read_parameters,
+    read_training_state,
+    save_checkpoint,
+)
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
     CLOCK_FILE,
@@ -35,23 +39,124 @@ from interp_tasks.checkpoints.run_files import (
     json_bytes,
     parse_metrics_line,
     read_clock,
+    read_meta,
     read_run,
+    stored_points,
     stored_steps,
     to_json,
 )
-from interp_tasks.checkpoints.save import save_checkpoint
 from interp_tasks.disk import (
     LOCK_FILE,
     atomic_write,
     is_temporary,
     lock_folder,
+    read_file,
     remove_folder,
     sync_folder,
     writing,
 )
 from interp_tasks.errors import UserError
-from interp_tasks.files import read_file
 from tasks.base import Task
+
+if TYPE_CHECKING:
+    from tasks.base import Task
+
+FORMAT = 1
+_MISSING = "(not set)"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A learning-rate schedule: a run may go on by another only if no step taken had another learning rate.
+
+    Attributes:
+        settings: the names of those train settings that may change so.
+        rates: from train settings, the learning rate of every update, which is counted from 0.
+    """
+
+    settings: tuple[str, ...]
+    rates: Callable[[Mapping[str, Any]], Callable[[int], float]]
+
+
+def run_json(
+    run: Path,
+    config: Mapping[str, Any],
+    info: Mapping[str, Any],
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    schedule: Schedule | None = None,
+) -> dict[str, Any]:
+    """Returns the content ``run.json`` should have now: fresh, or the existing one with this opening recorded.
+
+    One that another config made is refused, with the differing keys, or the first step that another schedule changes.
+
+    Args:
+        defaults: section -> setting -> what it is where nothing is said.
+        schedule: of the learning rate; ``None``: no setting of it may change.
+    """
+    config, info = to_json(config, "config"), to_json(info, "info")
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    if not (run / RUN_FILE).exists():
+        return {"format": FORMAT, "config": config, **info, "created_at": now, "resumed": []}
+    existing = read_run(run)
+    if existing.get("format") != FORMAT or not isinstance(existing.get("config"), dict):
+        raise UserError(f"{run / RUN_FILE} is not a run of this version (format {existing.get('format')!r})")
+    old = dict(existing["config"])
+    for section, known in to_json(defaults or {}, "defaults").items():
+        if isinstance(old.get(section), dict) and isinstance(config.get(section), dict):
+            # Settings that are newer than the run had their defaults when it began.
+            old[section] = {name: known[name] for name in config[section] if name in known} | old[section]
+    changed = {
+        key: (before, after)
+        for key, (before, after) in differences(old, config).items()
+        if before != _MISSING or after
+    }
+    scheduled = {f"train.{name}" for name in schedule.settings} if schedule else set()
+    other = {key: pair for key, pair in changed.items() if key in scheduled}
+    refused = {key: pair for key, pair in changed.items() if key not in other and not _extends(key, *pair)}
+    if refused:
+        raise UserError(f"{run} was made by another config ({listed(refused)}): choose another --out")
+    if schedule and other:
+        before, after = schedule.rates(old["train"]), schedule.rates(config["train"])
+        taken = max((step for step, _ in stored_points(run)), default=0)
+        for update in range(taken):
+            if before(update) != after(update):
+                raise UserError(
+                    f"{run} was made by another schedule ({listed(other)}): of the {taken:,} steps taken, step "
+                    f"{update + 1:,} had a learning rate of {before(update):.6g} and would have {after(update):.6g}; "
+                    "choose another --out"
+                )
+    opening: dict[str, Any] = {key: value for key, value in info.items() if existing.get(key) != value}
+    if changed:
+        opening["config"] = changed
+    resumed = [*existing.get("resumed", []), {"at": now, **opening}]
+    return {**existing, "config": config, "resumed": resumed}
+
+
+def declared_drop(task: Task) -> dict[str, Any]:
+    """Returns a task's drop metric and theoretical plateau (``None``: it has none) as plain JSON."""
+    metric = task.drop_metric
+    plateau = task.plateau_levels().get(metric.name)
+    return {"name": metric.name, "direction": metric.direction, "plateau": plateau}
+
+
+def listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{key}: {old!r} there, {new!r} asked for" for key, (old, new) in pairs.items())
+
+
+def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    """Returns the dotted keys at which two nested mappings differ, with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        differing: dict[str, tuple[Any, Any]] = {}
+        for name in {**old, **new}:
+            dotted = f"{key}.{name}" if key else name
+            differing |= differences(old.get(name, _MISSING), new.get(name, _MISSING), dotted)
+        return differing
+    return {} if old == new and type(old) is type(new) else {key: (old, new)}
+
+
+def _extends(key: str, old: Any, new: Any) -> bool:
+    return key == "train.steps" and type(old) is int and type(new) is int and new > old
+
 
 #: So many of the newest checkpoints keep optimiser and filter, from which training goes on.
 KEPT_STATES = 2

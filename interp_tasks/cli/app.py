@@ -14,8 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from interp_tasks.cli.command import CONTEXT, PlainFlags, command_of
 from interp_tasks.cli.commands import COMMANDS, FUNCTIONS
-from interp_tasks.cli.failures import exit_code_of, quiet_libraries
-from interp_tasks.cli.terminal import open_streams, write_data, write_line
+from interp_tasks.cli.terminal import exit_code_of, open_streams, quiet_libraries, write_data, write_line
 from interp_tasks.errors import UserError
 
 HELP = "Train small transformers that learn abruptly, intervene on them, and measure what changes."

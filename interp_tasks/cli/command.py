@@ -22,7 +22,7 @@ GONE = {
     "--plot-format": "--plot-format is gone: in Python, plots.save(result.plot(), 'figure.svg')",
     "order --kind": "--kind is gone: order follows all quantities",
     "reproduce --verbose": "--verbose is gone: the page in --out says what each claim says and why the verdict",
-    "search --storage": "--storage is gone: the trials are in OUT/search.db; --jobs makes several at a time",
+    "search --storage": "--storage is gone: the trials are in OUT/trials.json; --jobs makes several at a time",
     "train --stacked": "--stacked is gone: --seeds trains one after another, interp-run grid several at a time",
     "zoo --pack": "--pack is now python -P docs/scripts/pack.py RECIPE, of the source tree",
 }

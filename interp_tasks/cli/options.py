@@ -14,14 +14,13 @@ from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from interp_tasks.cli.command import CommonOptions, command_of
-from interp_tasks.cli.output import FORMATS, print_as, write_and_show
+from interp_tasks.cli.tables import FORMATS, print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.devices import check_written_device
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import EXPERIMENTS, Experiment
 from interp_tasks.measurement.options import PROMPT_METRICS, check_choice, check_samples, check_seed, unknown
-from interp_tasks.measurement.result import FILES, PAGE, target
+from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, target
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.measurement.subjects import Examples, Options, Progress, resolve_refs, task_of
 from interp_tasks.settings import check_task_name, import_file, parse_settings, task_config
@@ -163,11 +162,7 @@ class RecipeOptions(ImportOptions):
     device: DEVICE = "cpu"
 
     def resolve(self) -> Resolved:
-        """Returns the whole configuration, once tasks of the user's own are known.
-
-        Raises:
-            UserError: for a task, a preset or a setting that there is not.
-        """
+        """Returns the whole configuration, once tasks of the user's own are known."""
         from interp_tasks.training.config import resolve_config
 
         self.import_tasks()
@@ -321,7 +316,7 @@ def own_options(parameters: Iterable[inspect.Parameter]) -> list[inspect.Paramet
 
 def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Examples) -> None:
     """Refuses a metric that no task measures, before anything is measured."""
-    from interp_tasks.measurement.table import plain_metric
+    from interp_tasks.measurement.result import plain_metric
 
     if examples.prompts is not None:
         check_choice("--metric", plain_metric(metric), PROMPT_METRICS)

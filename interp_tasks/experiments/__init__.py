@@ -4,6 +4,9 @@ Those here work on checkpoints of any task; those of :mod:`interp_tasks.papers` 
 file ``_NAME.py`` and a line here; a function ``figures`` beside it draws its page, and ``view_rows`` and
 ``view_columns`` lay out the table that people see; in a file of several, ``NAME_figures`` and so on.
 
+What cannot be measured is refused in one line, also a task that does not declare what an experiment asks of it: a
+``UserError``, a ``TaskError`` or a ``CircuitsError``.
+
 Names load on first use: importing this package costs nothing, and running an experiment imports torch and pandas.
 """
 
@@ -13,49 +16,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from interp_tasks.experiments._activations import ablation as ablation
-    from interp_tasks.experiments._activations import heads as heads
-    from interp_tasks.experiments._activations import patch as patch
-    from interp_tasks.experiments._attention import attention as attention
-    from interp_tasks.experiments._circuit import circuit as circuit
-    from interp_tasks.experiments._fourier import fourier as fourier
-    from interp_tasks.experiments._lens import lens as lens
-    from interp_tasks.experiments._probe import probe as probe
-    from interp_tasks.experiments._runs import curve as curve
-    from interp_tasks.experiments._runs import drops as drops
-    from interp_tasks.experiments._weights import permute as permute
-    from interp_tasks.experiments._weights import transplant as transplant
-    from interp_tasks.measurement.experiment import Experiment as Experiment
-    from interp_tasks.measurement.result import Result as Result
-    from interp_tasks.measurement.subjects import Examples as Examples
-    from interp_tasks.measurement.subjects import LoadedCheckpoint as LoadedCheckpoint
-    from interp_tasks.measurement.subjects import Options as Options
-    from interp_tasks.measurement.subjects import subjects as subjects
-    from interp_tasks.measurement.table import COLUMNS as COLUMNS
-    from interp_tasks.papers.grokfast.generalisation import generalisation as generalisation
-    from interp_tasks.papers.matrix_completion.answers import copying as copying
-    from interp_tasks.papers.matrix_completion.answers import decoding as decoding
-    from interp_tasks.papers.matrix_completion.answers import influence as influence
-    from interp_tasks.papers.matrix_completion.embeddings import embeddings as embeddings
-    from interp_tasks.papers.matrix_completion.methods import algorithm as algorithm
-    from interp_tasks.papers.matrix_completion.methods import baseline as baseline
-    from interp_tasks.papers.matrix_completion.methods import ood as ood
-    from interp_tasks.papers.matrix_completion.order import order as order
-    from interp_tasks.papers.miiii.data import data as data
-    from interp_tasks.papers.miiii.detector import detector as detector
-    from interp_tasks.papers.miiii.gradients import gradients as gradients
-    from interp_tasks.papers.miiii.neurons import neurons as neurons
-    from interp_tasks.papers.miiii.prime_order import prime_order as prime_order
-    from interp_tasks.papers.miiii.primes import primes as primes
-    from interp_tasks.papers.miiii.weights import weights as weights
-    from interp_tasks.papers.nanda.progress import progress as progress
+    from interp_tasks.experiments._activations import ablation, heads, patch
+    from interp_tasks.experiments._attention import attention
+    from interp_tasks.experiments._circuit import circuit
+    from interp_tasks.experiments._fourier import fourier
+    from interp_tasks.experiments._probe import lens, probe
+    from interp_tasks.experiments._runs import curve, drops
+    from interp_tasks.experiments._weights import permute, transplant
+    from interp_tasks.measurement.result import COLUMNS, Experiment, Result
+    from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, subjects
+    from interp_tasks.papers.grokfast.generalisation import generalisation
+    from interp_tasks.papers.matrix_completion.answers import copying, decoding, influence
+    from interp_tasks.papers.matrix_completion.embeddings import embeddings
+    from interp_tasks.papers.matrix_completion.methods import algorithm, baseline, ood
+    from interp_tasks.papers.matrix_completion.order import order
+    from interp_tasks.papers.miiii.data import data
+    from interp_tasks.papers.miiii.detector import detector
+    from interp_tasks.papers.miiii.gradients import gradients
+    from interp_tasks.papers.miiii.neurons import neurons
+    from interp_tasks.papers.miiii.prime_order import prime_order
+    from interp_tasks.papers.miiii.primes import primes
+    from interp_tasks.papers.miiii.weights import weights
+    from interp_tasks.papers.nanda.progress import progress
+
+__all__ = ["COLUMNS", "Examples", "Experiment", "LoadedCheckpoint", "Options", "Result", "ablation"]
+__all__ += ["algorithm", "attention", "baseline", "circuit", "copying", "curve", "data", "decoding"]
+__all__ += ["detector", "drops", "embeddings", "every_experiment", "experiment_named", "fourier"]
+__all__ += ["generalisation", "gradients", "heads", "influence", "lens", "neurons", "ood", "order", "patch"]
+__all__ += ["permute", "prime_order", "primes", "probe", "progress", "subjects", "transplant", "weights"]
 
 #: Experiment -> its module, in this package.
 _HOMES = {
     **dict.fromkeys(("ablation", "heads", "patch"), "experiments._activations"),
     **dict.fromkeys(("curve", "drops"), "experiments._runs"),
     **dict.fromkeys(("permute", "transplant"), "experiments._weights"),
-    **{name: f"experiments._{name}" for name in ("attention", "circuit", "fourier", "lens", "probe")},
+    **{name: f"experiments._{name}" for name in ("attention", "circuit", "fourier", "probe")},
+    "lens": "experiments._probe",
     "generalisation": "papers.grokfast.generalisation",
     **dict.fromkeys(("algorithm", "baseline", "ood"), "papers.matrix_completion.methods"),
     **dict.fromkeys(("copying", "decoding", "influence"), "papers.matrix_completion.answers"),
@@ -65,9 +61,8 @@ _HOMES = {
     "progress": "papers.nanda.progress",
 }
 _OTHERS = {
-    "Result": "measurement.result",
+    **dict.fromkeys(("COLUMNS", "Experiment", "Result"), "measurement.result"),
     **dict.fromkeys(("Examples", "LoadedCheckpoint", "Options", "subjects"), "measurement.subjects"),
-    "COLUMNS": "measurement.table",
 }
 
 
@@ -85,7 +80,7 @@ def __dir__() -> list[str]:
 
 def experiment_named(name: str) -> Experiment:
     """Returns the experiment of a command, ``prime-order``."""
-    from interp_tasks.measurement.experiment import EXPERIMENTS as EXPERIMENTS
+    from interp_tasks.measurement.result import EXPERIMENTS as EXPERIMENTS
 
     __getattr__(name.replace("-", "_"))
     return EXPERIMENTS[name]

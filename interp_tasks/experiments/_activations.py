@@ -20,7 +20,6 @@ import typer
 from circuits.model.heads import Head
 from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.heads import (
     ALL,
     EACH,
@@ -50,8 +49,7 @@ from interp_tasks.measurement.options import (
     layer_of,
     parse_positions,
 )
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure, run_sweep
+from interp_tasks.measurement.result import Measured, Result, experiment, measure, run_sweep
 from interp_tasks.measurement.subjects import (
     RESAMPLE,
     Examples,
@@ -118,9 +116,6 @@ def ablation(
         positions: edit only here: positions, or a mask of the task's examples (``"hidden"``, ``"observed"``).
         scale: with ``noise``, its standard deviation.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line.
     """
     labels, edit = head_labels(heads), HeadEdit.parse(mode, keys, positions, scale)
 
@@ -172,9 +167,6 @@ def heads(
             all heads): so many draws from the seed, each a row with its ``draw``, after one that pools them.
         random_size: with ``random``, draws of so many heads alone.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line.
     """
     edit, named = HeadEdit.parse(mode, keys, positions), parse_groups(groups)
     check_numbers(least, random, random_size, by_class=by_class, grouped=by_class or bool(named))
@@ -300,9 +292,6 @@ def patch(
         positions: patch only here: positions, or a boolean mask of the task's examples by name.
         by_class: at sites of heads in all layers, a row more for each class of heads, as :func:`heads` has them.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line.
     """
     examples = Examples.of(options)
     sites = list(dict.fromkeys(str(Site.parse(each)) for each in ([site] if isinstance(site, str) else site)))

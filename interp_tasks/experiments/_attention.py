@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.heads import (
     READ,
     HeadClasses,
@@ -29,10 +28,8 @@ from interp_tasks.measurement.heads import (
     scored_positions,
 )
 from interp_tasks.measurement.options import parse_positions
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.result import Measured, Result, Row, experiment, measure, numbers, value_text
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
-from interp_tasks.measurement.table import Row, numbers, value_text
 from interp_tasks.pages import Column, Figure
 
 if TYPE_CHECKING:
@@ -95,9 +92,6 @@ def attention(
         moves: measure how far attention moves and what it follows, which takes most of the time; without it no head is
             in a class of heads whose attention must stay.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line.
     """
     from circuits import patterns
 

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from circuits.circuit import read
+from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_choice, check_draws
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import measure
+from interp_tasks.measurement.result import Result, Row, experiment, filled, measure, numbers, value_text
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -33,8 +32,7 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     source_batch,
 )
-from interp_tasks.measurement.table import Row, filled, numbers, value_text
-from interp_tasks.pages import Column, Figure, check_writable_file, signed
+from interp_tasks.pages import Column, Figure, signed
 
 if TYPE_CHECKING:
     import pandas
@@ -127,9 +125,6 @@ def circuit(
         keep: the file of a circuit that is tested instead, on the half that tests.
         write: a file for the circuit of the one checkpoint, as ``circuits.circuit.read`` reads it.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line.
     """
     kept = None if keep is None else read(keep)
     kind = kept.kind if kept else kind

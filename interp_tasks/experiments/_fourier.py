@@ -18,12 +18,9 @@ from circuits.figures.layout import draw
 from circuits.figures.panels import heat, spectrum
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import grid_of, recorded
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import THRESHOLD, parse_rule
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.result import Measured, Result, Row, experiment, filled, measure, side_by_side
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
-from interp_tasks.measurement.table import Row, filled, side_by_side
 from interp_tasks.pages import Column, Figure
 
 if TYPE_CHECKING:
@@ -87,9 +84,6 @@ def fourier(refs: Refs, *, rule: Annotated[str, RULE] = "noise", **options: Unpa
         rule: which frequencies are key: ``"noise"``, ``"of-largest"``, ``"above-mean"`` or ``"preferred"``, or with
             a number of yours, ``"above-mean=2"``; see ``circuits.fourier``.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line; a UserError for a task without a grid.
     """
     name, number = parse_rule(rule)
     spectra: dict[tuple[str, str], Analysed] = {}

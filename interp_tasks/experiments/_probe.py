@@ -1,12 +1,17 @@
-"""Fits linear probes to activations, beside the same on shuffled targets and on an untrained model.
+"""Reads what the residual stream holds: linear probes, and the lens of the final norm and unembedding.
 
-Per target, site, metric and split of the entries a row whose ``baseline`` is the same probe on shuffled targets, so
-that ``effect`` is the selectivity, and one whose ``baseline`` is the same probe on the untrained model.
+Of :func:`lens` the rows ``read-out after embed``, ``read-out after layer 0``, ... (the final norm and unembedding
+applied there) and ``without direct 0.1``, ``without direct mlp 0``, ... (the output minus what the component adds to it
+along the residual stream), each compared with the full output.
+
+Of :func:`probe` per target, site, metric and split of the entries a row whose ``baseline`` is the same probe on
+shuffled targets, so that ``effect`` is the selectivity, and one whose ``baseline`` is the same probe on the untrained
+model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +19,10 @@ import typer
 
 from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.activations import in_passes
 from interp_tasks.measurement.options import check_layer, layer_of
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure
+from interp_tasks.measurement.result import Measured, Result, experiment, measure, value_text
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs, check_has_task
-from interp_tasks.measurement.table import value_text
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Column, Figure, signed
 
@@ -28,6 +31,71 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tasks import ProbeTargets
+
+READ_OUT, WITHOUT = "read-out", "without direct"
+
+
+NOTES = (
+    "read-out after: final norm and unembedding applied to the residual stream there; after the last layer "
+    "it is the output.",
+    "without direct: what the component adds straight to the output is taken away, the final norm's scale "
+    "kept; what later layers make of it stays.",
+)
+
+
+@experiment(judged_by_task=True)
+def lens(refs: Refs, **options: Unpack[Options]) -> Result:
+    """Read the residual stream out after each layer, and the output without each component's direct effect.
+
+    Every number is compared with the full output on the same examples.
+
+    Args:
+        refs: one or several REFs; all see the same examples.
+        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
+    """
+    return measure("lens", refs, options, measure_checkpoint, config={}, notes=NOTES)
+
+
+def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+    """Returns the rows of one checkpoint."""
+    from circuits import compare
+    from circuits import lens as through
+
+    columns: dict[str, dict[str, Any]] = {}
+
+    def parts() -> Iterator[tuple[Any, dict[str, Any]]]:
+        for tokens in in_passes(subject.tokens):
+            seen = through(subject.model, tokens)
+            outputs: dict[str, Any] = {}
+            for name, output in seen.readouts.items():
+                variant = f"{READ_OUT} after {name}"
+                outputs[variant] = output
+                layer = None if name == "embed" else int(name.removeprefix("layer "))
+                place = (
+                    {"site": "resid_pre", "layer": 0}
+                    if layer is None
+                    else {"site": "resid_post", "layer": layer}
+                )
+                columns[variant] = {"intervention": READ_OUT, "head": None, **place}
+            for name in seen.contributions:
+                label, about = component(name)
+                outputs[f"{WITHOUT} {label}"] = seen.without(name)
+                columns[f"{WITHOUT} {label}"] = {"intervention": WITHOUT, **about}
+            yield seen.output, outputs
+
+    metric = None if subject.task is None else subject.task.metrics
+    return Measured(compare(parts(), metric, subject.batch, columns, subject.seed).frame)
+
+
+def component(name: str) -> tuple[str, dict[str, Any]]:
+    """Returns the label and columns of a component that ``circuits`` calls ``0.1``, ``mlp_out.0`` or ``embed``."""
+    if name[0].isdigit():
+        layer, head = map(int, name.split("."))
+        return name, {"site": "z", "layer": layer, "head": head}
+    site, dot, layer_text = name.partition(".")
+    label = f"{'mlp' if site == 'mlp_out' else site} {layer_text}".strip()
+    return label, {"site": site, "layer": int(layer_text) if dot else None, "head": None}
+
 
 #: A probe of d numbers takes more examples than d: more than other experiments ask for.
 SAMPLES = 2048
@@ -74,9 +142,6 @@ def probe(
         options: as :class:`Examples` has them; 2048 samples by default.
 
     Single heads and positions, ridge penalties, intercepts: ``circuits.probe.linear``.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line; a UserError for a task that declares no targets.
     """
     check_has_task("probe", options)
     if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
@@ -167,7 +232,7 @@ def tidy_rows(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:
     return pandas.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+def probe_view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns rows against shuffled targets, the other row's control in a column ``untrained``."""
     frame = frame[~frame["metric"].str.split(" ").str[0].isin(NOT_SHOWN)]
     other = frame["intervention"] == AGAINST_UNTRAINED
@@ -176,14 +241,14 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     return frame[~other].merge(untrained_rows, how="left", on=keys)
 
 
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
+def probe_view_columns(frame: pandas.DataFrame) -> list[Column]:
     shown = ["variant", "metric", "baseline", *(["untrained"] if frame["untrained"].notna().any() else [])]
     value = Column("value [95% CI]", "value", value_text)
     effect = Column("effect", "effect", lambda row: signed(row["effect"]))
     return [*(Column(name, name) for name in shown), value, effect]
 
 
-def figures(result: Result) -> list[Figure]:
+def probe_figures(result: Result) -> list[Figure]:
     """Returns a row of panels per target, a panel per metric: values over layers, with both controls."""
     import pandas
 

@@ -25,13 +25,12 @@ import typer
 
 from interp_tasks.checkpoints.drop import final_level, first_index_lastingly_below, plateau_steps
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.intervals import rank_correlation_interval
-from interp_tasks.measurement.paired import paired
-from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.intervals import paired, rank_correlation_interval
+from interp_tasks.measurement.result import Result, Row, experiment, numbers, tidy
 from interp_tasks.measurement.run_logs import (
     Curve,
     Run,
+    curves_panel,
     declared,
     pooled_over_seeds,
     read_runs,
@@ -39,7 +38,6 @@ from interp_tasks.measurement.run_logs import (
     title_and_prefix,
 )
 from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, subjects
-from interp_tasks.measurement.table import Row, numbers, tidy
 from interp_tasks.pages import Column, Figure, number, with_interval
 
 if TYPE_CHECKING:
@@ -89,9 +87,6 @@ def drops(
             mixture.
         against: settings, such as ``model.d_model``: the rank correlation of everything with each of them, over the
             runs that differ in nothing else but their seed.
-
-    Raises:
-        UserError: in one line.
     """
     keys = [against] if isinstance(against, str) else list(against)
     for key in keys:
@@ -244,7 +239,6 @@ def drops_view_columns(rows: pandas.DataFrame) -> list[Column]:
 def drops_figures(result: Result) -> list[Figure]:
     """Returns every curve; its drop, from onset to end, is drawn bold."""
     from circuits.figures.layout import draw
-    from interp_tasks.measurement.figure import curves_panel
 
     curves: Mapping[tuple[str, str], Curve] = result.data["curves"]
     title, prefix = title_and_prefix([*dict.fromkeys(run for run, _ in curves)])
@@ -266,9 +260,6 @@ def curve(
         runs: run folders, globs of some, or ``zoo:NAME``.
         stored: measure the metrics at stored steps, too; without it the log alone is read.
         options: samples, seed, split, device, progress of what is measured at stored steps: see :class:`Examples`.
-
-    Raises:
-        UserError, TaskError: in one line.
     """
     import pandas
 
@@ -354,7 +345,6 @@ def curve_figures(result: Result) -> list[Figure]:
     from circuits.figures.layout import draw
     from circuits.figures.panels import curve as lines
     from circuits.figures.panels import of_rows
-    from interp_tasks.measurement.figure import curves_panel
 
     drawn = []
     for run, curves in result.data["curves"].items():

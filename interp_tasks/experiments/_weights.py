@@ -17,10 +17,8 @@ import typer
 
 from circuits.model.components import COMPONENTS
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import called, check_draws, check_layer, check_positions, parse_parts
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import Measured, measure, run_sweep
+from interp_tasks.measurement.result import Measured, Result, experiment, measure, run_sweep
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -77,9 +75,6 @@ def transplant(
             biases; ``"qkv+mlp"`` moves both; a list: a row each.
         layers: only in these layers (default: all).
         options: see :class:`Examples`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line.
     """
     rows = [parse_components(each) for each in ([components] if isinstance(components, str) else components)]
     if not rows:
@@ -189,9 +184,6 @@ def permute(
             names of its axes, ``"rows"``: whole rows change places; ``"within-rows"``: entries inside each row, each
             row by its own permutation. A list: a row each.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line.
     """
     check_draws(draws)
     chosen = [what] if isinstance(what, str) else list(dict.fromkeys(what))

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import resolve
 from interp_tasks.checkpoints.run_files import (
     CLOCK_FILE,
@@ -20,6 +19,7 @@ from interp_tasks.checkpoints.run_files import (
     is_checkpoint,
     log_file,
     read_log,
+    read_meta,
 )
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import every_experiment
@@ -102,9 +102,6 @@ def check(spec: Spec, *, yes: bool = False) -> None:
 
     Args:
         yes: more than ``MANY_RUNS`` runs are meant.
-
-    Raises:
-        UserError: in one line.
     """
     if (runs := sum(block.count() for block in spec.train)) > MANY_RUNS and not yes:
         raise UserError(f"{runs:,} runs to train: --yes if that is meant, else vary less")
@@ -160,11 +157,7 @@ def reads_logs_alone(asked: ExperimentSpec) -> bool:
 
 
 def plan(spec: Spec) -> Plan:
-    """Returns every unit of a grid, each once: sweeps of two ``[[train]]`` may cross in a run.
-
-    Raises:
-        UserError: for settings that cannot be.
-    """
+    """Returns every unit of a grid, each once: sweeps of two ``[[train]]`` may cross in a run."""
     trained: dict[str, TrainUnit] = {}
     varied: dict[Path, dict[str, Any]] = {}
     for unit in (unit for units in train_units(spec) for unit in units):

@@ -1,30 +1,45 @@
-"""Runs a grid: a loop over units that skips what is done; a unit that fails stops only those that need it."""
+"""Runs a grid, a loop over units that skips what is done and goes on where one fails; and makes its table."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import math
 import os
 import re
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.meta import is_whole
-from interp_tasks.checkpoints.run_files import check_free, checkpoint_folder, digest, read_json, stored_steps
+from interp_tasks.checkpoints.run_files import (
+    check_free,
+    checkpoint_folder,
+    digest,
+    is_whole,
+    read_json,
+    stored_steps,
+)
 from interp_tasks.devices import check_device
-from interp_tasks.disk import atomic_write, lock_folder, writing
+from interp_tasks.disk import atomic_write, lock_folder, read_file, writing
 from interp_tasks.errors import UserError
-from interp_tasks.files import read_file
 from interp_tasks.grids.plan import MeasureUnit, Plan, TrainUnit, Unit, check, parameters_of, plan
+from interp_tasks.measurement.intervals import interval_over_runs
+from interp_tasks.measurement.result import COLUMNS, OLD_NAMES, Result, tidy
+from interp_tasks.measurement.run_logs import family
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.recipes import Spec, naming_file, read_spec, spec_of
 from interp_tasks.settings import EXECUTORS, import_file
+from interp_tasks.texts import counted
 from interp_tasks.workers import Serial, worker_pool
+
+if TYPE_CHECKING:
+    import pandas
 
 UNITS = "units"
 #: A scheduler's address: a name or a number of either version of IP, and a port.
@@ -178,11 +193,7 @@ def run_units(
 
 
 def slots_of(executor: str, jobs: int | None, threads: int) -> int | None:
-    """Returns how many units an executor gets at a time; ``None``: as many as there are.
-
-    Raises:
-        UserError: for a name that is none, or more work at a time than there are cores.
-    """
+    """Returns how many units an executor gets at a time; ``None``: as many as there are."""
     if executor not in ("serial", "processes"):
         dask = DASK.fullmatch(executor)
         if dask is None or int(dask[1] or 0) > 65535:
@@ -200,11 +211,7 @@ def slots_of(executor: str, jobs: int | None, threads: int) -> int | None:
 
 @contextlib.contextmanager
 def opened(executor: str, slots: int | None) -> Iterator[Executor]:
-    """Yields the executor of a name; whatever it started ends with it.
-
-    Raises:
-        UserError: for a cluster that does not answer, or where Dask is not installed.
-    """
+    """Yields the executor of a name; whatever it started ends with it."""
     if executor == "serial":
         yield Serial()
     elif executor == "processes":
@@ -351,3 +358,101 @@ def is_trained(root: Path, unit: TrainUnit) -> bool:
     run = root / unit.folder
     last = max(stored_steps(run), default=-1)
     return last >= unit.resolved.train.steps and is_whole(checkpoint_folder(run, last))
+
+
+#: What tells one row from another, but for the run it is of.
+IDENTITY = (
+    *("experiment", "split", "draw", "variant", "intervention", "site", "layer", "head", "position"),
+    "metric",
+)
+#: Of a row that pools seeds: how many the grid has of them, with the number or without.
+SEEDS = "n_seeds"
+
+
+def table(grid: Grid) -> pandas.DataFrame:
+    """Returns every row of every finished unit, with a column for each setting that varies; then pooled seeds.
+
+    A row of several seeds is the mean over those that have the number, its ``run`` is ``RUN/seed-*``, its ``n_runs``
+    how many have it of ``n_seeds``, its interval Student's t over runs, of three at least. What an experiment pools
+    itself stays so.
+    """
+    import pandas
+
+    frames = []
+    for unit in grid.plan.measure:
+        if unit.key in grid.records and grid.records[unit.key].status == "done":
+            stored = read_file(result_file(grid.folder, unit.key), "the rows of a unit")
+            frames.append(pandas.read_parquet(io.BytesIO(stored)).rename(columns=OLD_NAMES))
+    frame = pandas.concat(frames, ignore_index=True) if frames else tidy(pandas.DataFrame())
+    together = pooled(frame)
+    frame = pandas.concat([frame, together], ignore_index=True)[list(COLUMNS)]
+    runs = {*(unit.folder for unit in grid.plan.train), *map(str, frame["run"])}
+    seeds = Counter(name for run in runs if (name := family(run)) is not None)
+    counts = [pandas.NA] * (len(frame) - len(together)) + [seeds[run] for run in together["run"]]
+    frame[SEEDS] = pandas.array(counts, dtype="Int64")
+    varied = {unit.folder: unit.varied for unit in grid.plan.train}
+    varied |= {name: values for folder, values in varied.items() if (name := family(folder)) is not None}
+    for key in dict.fromkeys(key for values in varied.values() for key in values):
+        cells = [varied.get(str(run), {}).get(key) for run in frame["run"]]
+        frame[key] = [", ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in cells]
+    return frame
+
+
+def pooled(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Returns means over the seeds of a configuration, for each row that two of them share."""
+    import pandas
+
+    if frame.empty:
+        return frame
+    single = frame[frame["n_runs"].isna() | (frame["n_runs"] <= 1)]
+    single = single.assign(family=[family(str(run)) or "" for run in single["run"]])
+    # Not what an experiment pools itself.
+    known = set(zip(frame["experiment"], frame["run"], strict=True))
+    pairs = zip(single["experiment"], single["family"], strict=True)
+    single = single[[name != "" and (experiment, name) not in known for experiment, name in pairs]]
+    marks = [str(ref).rpartition("@")[2] if "@" in str(ref) else "" for ref in single["ref"]]
+    # The steps of a mark differ between seeds; without one, it is the step that rows have in common.
+    moments = [mark or str(step) for mark, step in zip(marks, single["step"], strict=True)]
+    single = single.assign(mark=marks, moment=moments)
+    rows = []
+    for _, same in single.groupby(["family", "moment", *IDENTITY], dropna=False, sort=False):
+        if same["run"].nunique() < 2 or same["run"].duplicated().any():
+            continue
+        first = same.iloc[0]
+        row = {
+            **{column: first[column] for column in IDENTITY},
+            "run": first["family"],
+            "ref": f"{first['family']}@{first['mark']}" if first["mark"] else first["family"],
+            "step": first["step"] if same["step"].nunique() == 1 else pandas.NA,
+            "n_runs": int(same["value"].notna().sum()),
+            "n": first["n"] if same["n"].nunique() == 1 else pandas.NA,
+            "baseline": same["baseline"].mean(),
+        }
+        for value in ("value", "effect"):
+            numbers = same[value].dropna().to_numpy(dtype=float)
+            row[value] = float(numbers.mean()) if len(numbers) else math.nan
+            row[f"{value}_ci_low"], row[f"{value}_ci_high"] = interval_over_runs(numbers.tolist())
+        rows.append(row)
+    return tidy(pandas.DataFrame(rows))
+
+
+def result_of(grid: Grid) -> Result:
+    """Returns the table of a grid as a result, whose notes say what was done."""
+    rows, records = table(grid), list(grid.records.values())
+    done = sum(record.status == "done" for record in records)
+    notes = [
+        f"{counted(len(grid.plan.units), 'unit')}: {counted(len(grid.plan.train), 'run')} to train, "
+        f"{counted(len(grid.plan.measure), 'experiment')}.",
+        f"{done} done, {grid.done_before} of them before.",
+    ]
+    if grid.failed:
+        notes.append(
+            f"{len(grid.failed)} failed; {len(grid.waiting)} not tried, because they need one that failed."
+        )
+    means = rows[rows[SEEDS].notna()]
+    if some := int(((means["n_runs"] > 0) & (means["n_runs"] < means[SEEDS])).sum()):
+        notes.append(
+            f"{some} of {len(means)} means over seeds are over those that have the number (n_runs of n_seeds in the "
+            "table): a mean of steps is too early where other seeds did not get there."
+        )
+    return Result("grid", rows, grid.spec.model_dump(mode="json", by_alias=True), tuple(notes))

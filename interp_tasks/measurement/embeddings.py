@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.paired import LEVEL
-from interp_tasks.measurement.paired import resamples as bootstrap_weights
+from interp_tasks.measurement.intervals import LEVEL
+from interp_tasks.measurement.intervals import resamples as bootstrap_weights
 from interp_tasks.measurement.subjects import LoadedCheckpoint
 
 if TYPE_CHECKING:

@@ -101,7 +101,9 @@ def target(values: tuple[Any, ...]) -> ProbeTarget:
 
 
 def prompts_task(file: str | Path, stored: ResolvedCheckpoint) -> PromptsTask:
-    """Returns the prompts of a file in the tokens of a checkpoint's model."""
-    from interp_tasks.checkpoints.load import load_resolved
+    """Returns the prompts of a file in the tokens of a checkpoint's model, whose weights are not read for it."""
+    from interp_tasks.checkpoints.checkpoint import give_tokenizer, model_from_json
 
-    return PromptsTask(pairs=read_prompts(load_resolved(stored, "cpu").model, file))
+    model = model_from_json(stored.meta["model"], stored.path)
+    give_tokenizer(model, stored.run_path)
+    return PromptsTask(pairs=read_prompts(model, file))

@@ -1,25 +1,260 @@
-"""Results of experiments: the tidy table, with the configuration and versions that made it."""
+"""Experiments and their results: registered functions, checkpoints measured one by one, and the tidy table."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from circuits.errors import prefixed
 from interp_tasks.disk import write_together
-from interp_tasks.measurement.experiment import EXPERIMENTS
 from interp_tasks.measurement.options import unknown
-from interp_tasks.measurement.table import HOLM, plain_metric, shown_columns, shown_rows, with_holm
-from interp_tasks.pages import Column, Figure, Page, Table, is_page, versions
+from interp_tasks.measurement.subjects import (
+    Examples,
+    LoadedCheckpoint,
+    Options,
+    Refs,
+    resolve_refs,
+    sizes_of,
+    subjects,
+)
+from interp_tasks.pages import (
+    Column,
+    Figure,
+    Page,
+    Table,
+    is_page,
+    number,
+    p_value,
+    signed,
+    versions,
+    with_interval,
+)
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
     from typing_extensions import Self
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Every experiment that was imported, by the name that its command and its rows have.
+EXPERIMENTS: dict[str, Experiment] = {}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A function that measures, with its registered name, group, settings and default samples.
+
+    Attributes:
+        name: of its command, its rows and its files: ``prime-order`` for ``prime_order``.
+        place: the panel of ``interp-run --help`` that its command stands in, or the group it belongs to.
+        says: settings that the head of its table names -> the value that goes without saying (``None``: none does).
+        samples: how many examples it takes where nothing is said, if not as many as the others.
+        judged_by_task: whether the metrics of its rows are those of the task.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    place: str
+    says: Mapping[str, Any] = field(default_factory=dict)
+    samples: int | None = None
+    judged_by_task: bool = False
+
+    @property
+    def compares_metrics(self) -> bool:
+        """Whether its rows are of several metrics, of which people see one if they do not ask for more."""
+        return self.judged_by_task or self.defined("view_columns") is None
+
+    def defined(self, name: str) -> Callable[..., Any] | None:
+        """Returns a function that stands beside the experiment, ``NAME_view_rows`` or ``view_rows``, if any does."""
+        beside = vars(sys.modules[self.function.__module__])
+        found: Callable[..., Any] | None = beside.get(f"{self.function.__name__}_{name}", beside.get(name))
+        return found
+
+
+def experiment(place: str = "Look", says: Mapping[str, Any] | None = None, **more: Any) -> Callable[[F], F]:
+    """Decorates a function, which it registers as an experiment; the arguments are those of :class:`Experiment`."""
+
+    def register(function: F) -> F:
+        name = function.__name__.replace("_", "-")
+        EXPERIMENTS[name] = Experiment(name, function, place, says or {}, **more)
+        return function
+
+    return register
+
+
+#: Columns of one row, as it is made.
+Row = dict[str, Any]
+
+COLUMNS = (
+    *("experiment", "run", "ref", "step", "seed", "split", "draw", "variant", "intervention"),
+    *("site", "layer", "head", "position", "metric", "value", "value_ci_low", "value_ci_high", "n", "n_runs"),
+    *("baseline", "effect", "effect_ci_low", "effect_ci_high", "p_value", "p_adjusted"),
+    *("engine", "null_effect"),
+)
+#: Columns by their names up to 0.2.
+OLD_NAMES = {"ci_low": "value_ci_low", "ci_high": "value_ci_high"}
+#: The sentence about p-values below a table; its family are the rows that the table shows.
+HOLM = "p adj.: sign-flip test, Holm's adjustment over the {} tests of these rows."
+#: Sign flips of a test, as in ``circuits.sweep``.
+FLIPS = 9999
+#: What the name of a ratio's metric ends with.
+RATIO = " ratio"
+#: Whole numbers that a row may lack; pandas' nullable type keeps 3 from turning into 3.0 beside a gap.
+WHOLE = ("step", "seed", "draw", "layer", "head", "position", "n", "n_runs")
+
+
+def tidy(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Returns exactly ``COLUMNS``, in order, each with one type; a column that nobody filled is empty."""
+    frame = frame.reindex(columns=list(COLUMNS))
+    return frame.astype(dict.fromkeys(WHOLE, "Int64"))
+
+
+def numbers(
+    value: float,
+    interval: Iterable[float] | None = None,
+    baseline: float | None = None,
+    effect_interval: Iterable[float] | None = None,
+) -> Row:
+    """Returns the columns of a number, of what it is compared with, and of their difference, with intervals."""
+    row: Row = {"value": float(value)}
+    if interval is not None:
+        row |= zip(("value_ci_low", "value_ci_high"), map(float, interval), strict=True)
+    if baseline is not None:
+        row |= {"baseline": float(baseline), "effect": float(value) - float(baseline)}
+    if effect_interval is not None:
+        row |= zip(("effect_ci_low", "effect_ci_high"), map(float, effect_interval), strict=True)
+    return row
+
+
+def side_by_side(
+    frame: pandas.DataFrame,
+    key: Callable[[Row], tuple[Any, ...]],
+    cells: Callable[[Row], Mapping[str, Any]],
+) -> pandas.DataFrame:
+    """Returns one row for all that have the same key: the first of them, with the cells that each adds."""
+    import pandas
+
+    rows: dict[tuple[Any, ...], Row] = {}
+    for row in frame.to_dict("records"):
+        columns: Row = {str(name): value for name, value in row.items()}
+        rows.setdefault(key(columns), dict(columns)).update(cells(columns))
+    return pandas.DataFrame(list(rows.values()))
+
+
+def value_text(row: Mapping[str, Any]) -> str:
+    return with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"])
+
+
+def spread_text(row: Mapping[str, Any]) -> str:
+    return with_interval(number(row["sd"]), row["smallest"], row["largest"])
+
+
+def effect_text(row: Mapping[str, Any]) -> str:
+    """Returns the effect with its interval, or that not one example changed."""
+    if row["null_effect"] is True:
+        return "0, no example changed"
+    return with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
+
+
+def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Returns the spread of a variant's draws: ``draws, sd, smallest, largest`` of their values, by row of the table.
+
+    Empty where nothing was drawn.
+    """
+    draws = frame[frame["draw"].notna()]
+    values = draws.groupby(["ref", "intervention", "variant", "metric"], sort=False)["value"]
+    return values.agg(draws="count", sd="std", smallest="min", largest="max").reset_index()
+
+
+def own_view(frame: pandas.DataFrame, name: str) -> Callable[..., Any] | None:
+    """Returns how the experiment that all rows are of lays them out; ``None``: as all do."""
+    names = frame["experiment"].unique()
+    known = EXPERIMENTS.get(names[0]) if len(names) == 1 else None
+    return None if known is None else known.defined(name)
+
+
+def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Returns the rows that people see; several draws become one row with their mean and spread."""
+    if (view := own_view(frame, "view_rows")) is not None:
+        rows: pandas.DataFrame = view(frame)
+        return rows
+    table = spread(frame)
+    return frame if table.empty else frame[frame["draw"].isna()].merge(table, how="left")
+
+
+def tests(frame: pandas.DataFrame) -> int:
+    """Returns the number of tests among rows: those with a p-value."""
+    return int(frame["p_value"].notna().sum())
+
+
+def with_holm(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[str]]:
+    """Returns rows with Holm's adjustment over all their tests, and a note about it, where there are any.
+
+    The table is one family: whoever reads it may pick the best row of any checkpoint and metric.
+    """
+    from circuits.statistics import ALPHA, holm, least_adjusted
+
+    if not (number_of := tests(frame)):
+        return frame, []
+    frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
+    examples = int(frame.loc[frame["p_value"].notna(), "n"].max())
+    least = least_adjusted(number_of, examples, FLIPS)
+    limit = f" None can be below {least:.2g}: fewer rows or more examples would do." if least >= ALPHA else ""
+    return frame, [HOLM.format(number_of) + limit]
+
+
+def plain_metric(name: Any) -> str:
+    """Returns the name of a metric without whose targets it is judged by, and not as a ratio."""
+    return str(name).removesuffix(RATIO).partition(" (")[0]
+
+
+def shown_columns(frame: pandas.DataFrame) -> list[Column]:
+    """Returns the columns in which readers see ``shown_rows``; the intervention only where it tells rows apart."""
+    if (view := own_view(frame, "view_columns")) is not None:
+        columns: list[Column] = view(frame)
+        return columns
+    compared, several = frame["baseline"].notna().any(), "sd" in frame
+    # Of draws of one variant what it is stands in the notes: the room goes to the spread.
+    columns = [] if several and frame["variant"].nunique() == 1 else [Column("variant", "variant")]
+    if frame.duplicated(["ref", "variant", "metric", "draw"]).any():
+        columns.append(Column("intervention", "intervention"))
+    columns.append(Column("metric", "metric"))
+    if compared:
+        columns.append(Column("baseline", "baseline"))
+    columns.append(Column("value [95% CI]", "value", value_text))
+    if several:
+        columns.append(Column("sd of draws [range]", "sd", spread_text))
+    if compared:
+        columns.append(Column("effect [95% CI]", "effect", effect_text))
+    if frame["p_value"].notna().any():
+        columns.append(Column("p adj.", "p_adjusted", lambda row: p_value(row["p_adjusted"])))
+    return columns
+
+
+def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
+    """Returns a writer of a row's value by a format such as ``".1%"``, or a function; empty where it is missing."""
+
+    def cell(row: Mapping[str, Any]) -> str:
+        value = row.get(key)
+        if value is None or value != value:
+            return ""
+        return format(value, text) if isinstance(text, str) else text(value)
+
+    return cell
+
+
+def compares_metrics(frame: pandas.DataFrame) -> bool:
+    """Tells whether people see one metric of these rows if they do not ask for more."""
+    names = frame["experiment"].unique()
+    return len(names) > 1 or names[0] not in EXPERIMENTS or EXPERIMENTS[names[0]].compares_metrics
+
 
 #: Endings of the files that hold a result, and of its page.
 FILES = (".parquet", ".csv", ".json", ".config.json")
@@ -206,3 +441,134 @@ def json_value(value: Any) -> Any:
         return value if math.isfinite(value) else None
     # Anything else is a marker of pandas for a missing value.
     return value if isinstance(value, (str, int)) else None
+
+
+INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with the unedited model."
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The rows that were measured at one checkpoint.
+
+    Attributes:
+        frame: rows of ``circuits``' table, with the column ``intervention`` as people read it.
+        interventions: what each variant did, JSON.
+    """
+
+    frame: pandas.DataFrame
+    interventions: Mapping[str, Any] = field(default_factory=dict)
+
+
+def measure(
+    experiment: str,
+    refs: Refs,
+    options: Options,
+    measure_checkpoint: Callable[[LoadedCheckpoint], Measured | Sequence[Row]],
+    *,
+    config: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    check_sizes: Callable[[Any, str], object] | None = None,
+    check: Callable[[LoadedCheckpoint], object] | None = None,
+    later: Callable[[], Mapping[str, Sequence[Row]]] | None = None,
+) -> Result:
+    """Measures one checkpoint after the other on the same examples.
+
+    What a row says of its split or number of runs stands; else these are the checkpoint's.
+
+    Args:
+        config: is recorded with the rows.
+        check_sizes: refuses what a model of these sizes, called so, lacks, before anything slow is imported.
+        check: refuses what cannot be done with a checkpoint's examples; called on all before the first is loaded.
+        later: returns by REF rows that take all checkpoints; they stand below the others of that REF.
+    """
+    examples = Examples.of(options)
+    found = resolve_refs(refs, examples)
+    if check_sizes is not None:
+        for each in found:
+            with prefixed(each.label):
+                check_sizes(sizes_of(each), each.ref)
+
+    import pandas
+
+    frames: dict[str, list[pandas.DataFrame]] = {}
+    labels: dict[str, Mapping[str, Any]] = {}
+    done: list[dict[str, Any]] = []
+    own_metrics: dict[str, None] = {}
+    for subject in subjects(found, examples, check):
+        if subject.task is not None:
+            own_metrics.setdefault(subject.task.drop_metric.name)
+        measured = measure_checkpoint(subject)
+        if not isinstance(measured, Measured):
+            measured = Measured(pandas.DataFrame(list(measured)))
+        ref = str(subject.labels["ref"])
+        labels[ref] = {"experiment": experiment, "n_runs": 1, **subject.labels}
+        frames.setdefault(ref, []).append(labelled(measured.frame, labels[ref]))
+        same = next((group for group in done if group["interventions"] == measured.interventions), None)
+        if same is None:
+            done.append(same := {"refs": [], "interventions": measured.interventions})
+        same["refs"].append(ref)
+    for ref, rows in (later() if later is not None else {}).items():
+        frames[ref].append(labelled(rows, labels[ref]))
+    named = {"refs": [each.label for each in found], "checkpoints": [each.ref for each in found]}
+    asked = {**named, **config, **examples.describe()}
+    recorded = {**asked, "metrics of the tasks": list(own_metrics), "done": done}
+    table = tidy(pandas.concat([frame for parts in frames.values() for frame in parts], ignore_index=True))
+    table, tested = with_holm(table)
+    return Result(experiment, table, recorded, (INTERVALS, *tested, *notes))
+
+
+def labelled(rows: pandas.DataFrame | Sequence[Row], labels: Mapping[str, Any]) -> pandas.DataFrame:
+    """Returns rows with the columns that they share, where they do not say otherwise."""
+    import pandas
+
+    frame = rows if isinstance(rows, pandas.DataFrame) else pandas.DataFrame(list(rows))
+    own = {
+        name: frame[name].where(frame[name].notna(), label) for name, label in labels.items() if name in frame
+    }
+    return frame.assign(**{**labels, **own})
+
+
+def run_sweep(
+    subject: LoadedCheckpoint,
+    variants: Mapping[str, Any],
+    names: str | Mapping[str, str],
+    metric: Callable[..., Any] | None = None,
+    batch: Any = None,
+    ratios: bool = False,
+) -> Measured:
+    """Returns a sweep over variants of one checkpoint, judged by its task's metrics.
+
+    Args:
+        names: what the table calls the interventions, or each variant's.
+        metric, batch: judge by this instead, as ``circuits.sweep`` takes them.
+        ratios: after each row one of value / baseline, paired; its metric is called ``NAME ratio``.
+    """
+    from circuits import sweep
+
+    task = subject.task
+    if metric is None and task is not None:
+        metric, batch = task.metrics, subject.batch
+    result = sweep(
+        subject.model,
+        subject.tokens,
+        variants,
+        metric=metric,
+        batch=batch,
+        positions=None if task is None else task.read_positions,
+        seed=subject.seed,
+    )
+    called = names if isinstance(names, str) else result.frame["variant"].map(dict(names))
+    frame = result.frame.assign(intervention=called)
+    return Measured(with_ratios(frame) if ratios else frame, result.interventions)
+
+
+def with_ratios(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Adds below each row its value in multiples of the baseline, which is then 1; it is not tested again."""
+    import pandas
+
+    ends = ("", "_ci_low", "_ci_high")
+    values = {f"value{end}": frame[f"ratio{end}"] for end in ends} | {"baseline": 1.0}
+    effects = {f"effect{end}": frame[f"ratio{end}"] - 1 for end in ends}
+    untested = dict.fromkeys(("p_value", "p_adjusted"), float("nan"))
+    ratios = frame.assign(metric=frame["metric"] + RATIO, **values, **effects, **untested)
+    return pandas.concat([frame, ratios]).sort_index(kind="stable").reset_index(drop=True)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from interp_tasks.checkpoints import Drop, read_run, resolve
 from interp_tasks.checkpoints.drop import drop_or_reason, final_level
-from interp_tasks.checkpoints.marks import find_drop, theoretical_plateau
-from interp_tasks.checkpoints.refs import ZOO, find_run, shipped
+from interp_tasks.checkpoints.refs import ZOO, find_drop, find_run, shipped, theoretical_plateau
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file, read_columns
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.intervals import finite_or_nan, interval_over_runs, share_interval
-from interp_tasks.measurement.table import Row, numbers
+from interp_tasks.measurement.result import Row, numbers
 
 if TYPE_CHECKING:
+    from circuits.figures.layout import Panel
     from interp_tasks.checkpoints.run_files import Steps, Values
     from tasks import Task
 
@@ -101,11 +101,7 @@ class Run:
         return steps.tolist(), values.tolist()
 
     def curve(self, metric: str) -> Curve:
-        """Returns a metric with its drop; accuracies go up, all else moves as the task's own metric does.
-
-        Raises:
-            UserError: if the run does not log it, or has logged nothing of it.
-        """
+        """Returns a metric with its drop; accuracies go up, all else moves as the task's own metric does."""
         steps, values = self.finite(metric)
         if not len(values):
             has = ", ".join(name for name in self.logged() if len(self.finite(name)[1])) or "nothing"
@@ -135,11 +131,7 @@ class Run:
 
 
 def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
-    """Finds the runs of folders, globs and ``zoo:`` names: name -> folder, in order, each once.
-
-    Raises:
-        UserError: for none, for a checkpoint, for what does not exist, for a folder without ``run.json``.
-    """
+    """Finds the runs of folders, globs and ``zoo:`` names: name -> folder, in order, each once."""
     runs: dict[str, Path] = {}
     for name in map(str, [given] if isinstance(given, str) else given):
         check_run_name(name)
@@ -169,11 +161,7 @@ def check_run_name(name: str) -> None:
 
 
 def read_runs(given: str | Sequence[str]) -> list[Run]:
-    """Returns the runs named, with their declarations and logs, checked.
-
-    Raises:
-        UserError: see :func:`find_runs`; for a run without a drop metric, or a mangled log.
-    """
+    """Returns the runs named, with their declarations and logs, checked."""
     runs = []
     for name, path in find_runs(given).items():
         described = read_run(path)
@@ -286,3 +274,30 @@ def logged_drop(run: Path) -> Drop | None:
         return find_drop(run, read_run(run), run.name)
     except UserError:
         return None
+
+
+def curves_panel(
+    curves: Mapping[str, Curve], y: str, levels: Mapping[str, float] | None = None, title: str = ""
+) -> Panel:
+    """Returns a line over steps for each curve; what lies between onset and end is bold.
+
+    Args:
+        levels: of the plateaus by theory, by the name of the curve.
+    """
+    from circuits.figures.panels import Series, curve
+
+    series: dict[str, Series] = {}
+    for index, (name, one) in enumerate(curves.items()):
+        thin = {"mode": "lines", "line": {"width": 1.3}}
+        series[name] = Series(one.steps.tolist(), one.values.tolist(), style=thin, look=index)
+        if one.drop is not None:
+            inside = (one.steps >= one.drop.onset) & (one.steps <= one.drop.end)
+            bold = {"mode": "lines", "showlegend": False, "line": {"width": 4, "dash": "solid"}}
+            points = one.steps[inside].tolist(), one.values[inside].tolist()
+            series[f"{name}, drop"] = Series(*points, style=bold, look=index)
+        if (level := (levels or {}).get(name, 0.0)) > 0:
+            ends = [int(one.steps[0]), int(one.steps[-1])]
+            dotted: Any = {"mode": "lines", "line": {"dash": "dot", "width": 1.3}, "showlegend": False}
+            series[f"{name}, plateau by theory"] = Series(ends, [level, level], style=dotted, look=index)
+    log = min(one.values.min() for one in curves.values()) > 0
+    return curve(series, title, y=y, log_y=bool(log), height=300)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from circuits.errors import prefixed
 from interp_tasks.checkpoints import ResolvedCheckpoint, read_run, resolve
 from interp_tasks.devices import check_device
+from interp_tasks.disk import check_file
 from interp_tasks.errors import UserError
-from interp_tasks.files import check_file
 from interp_tasks.measurement.options import SPLITS, check_choice, check_samples, check_seed
 
 if TYPE_CHECKING:
@@ -82,11 +82,7 @@ class Examples:
 
     @classmethod
     def of(cls, options: Options) -> Examples:
-        """Returns the examples that an experiment's options ask for.
-
-        Raises:
-            UserError: in one line, also for an argument that there is not.
-        """
+        """Returns the examples that an experiment's options ask for."""
         if unknown := options.keys() - Options.__annotations__.keys():
             known = f"there are {', '.join(Options.__annotations__)}, and its own"
             known = "it is positions= now" if "queries" in unknown else known
@@ -140,7 +136,7 @@ class Examples:
 
     def sample(self, task: Task) -> Batch:
         """Returns the examples of a task, checked."""
-        from tasks.checks import checked_sample
+        from tasks.base import checked_sample
 
         split: Any = self.split
         return checked_sample(task, self.samples or DEFAULT_SAMPLES, self.seed, split)
@@ -296,7 +292,7 @@ def resolve_sources(
 @lru_cache(maxsize=1)
 def source_model(source: ResolvedCheckpoint, device: str) -> Any:
     """Returns the model of a checkpoint that weights or activations come from; the last one is kept."""
-    from interp_tasks.checkpoints.load import load_resolved
+    from interp_tasks.checkpoints.checkpoint import load_resolved
 
     return load_resolved(source, device).model
 
@@ -310,10 +306,6 @@ def subjects(
 
     Args:
         check: refuses what an experiment cannot do with a checkpoint; asked of all before the first is loaded.
-
-    Raises:
-        UserError: for a checkpoint without a task where none was given, or examples it cannot take.
-        TaskError: for a task that does not fit the model.
     """
     found = resolve_refs(refs, examples)
     unloaded = list(with_examples(found, examples))
@@ -321,7 +313,7 @@ def subjects(
         if check is not None:
             with prefixed(each.stored.label):
                 check(each)
-    from interp_tasks.checkpoints.load import load_resolved
+    from interp_tasks.checkpoints.checkpoint import load_resolved
 
     place, own_task = {each.path: at for at, each in enumerate(found)}, examples.own_task()
     loaded: Checkpoint | None = None
@@ -399,7 +391,7 @@ def trained_on(stored: ResolvedCheckpoint, task: Task | None) -> bool:
 
 def task_of(stored: ResolvedCheckpoint) -> Task:
     """Returns the task that a checkpoint names."""
-    from interp_tasks.checkpoints.meta import no_task
+    from interp_tasks.checkpoints.run_files import no_task
 
     if stored.task is None:
         raise no_task(stored.meta, stored.ref)

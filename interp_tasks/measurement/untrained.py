@@ -25,9 +25,6 @@ def untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransformer:
 
     Args:
         draw: which of several such models.
-
-    Raises:
-        UserError: for an architecture that the task cannot build.
     """
     from pydantic import ValidationError
 
@@ -67,7 +64,7 @@ def reinitialised(subject: LoadedCheckpoint, seed: int) -> HookedTransformer:
     """Returns the subject's architecture with weights drawn as transformer-lens draws them for it."""
     import torch
 
-    from interp_tasks.checkpoints.architecture import model_from_json
+    from interp_tasks.checkpoints.checkpoint import model_from_json
     from tasks.hooked import global_randomness_untouched
 
     model = model_from_json(subject.stored.meta["model"], subject.stored.path)

@@ -52,9 +52,6 @@ class GridInputs:
         Args:
             analysis: whose inputs they are, for the error.
             coordinates: how many the grid must have; any number by default.
-
-        Raises:
-            UserError: for a task whose inputs make no such grid.
         """
         from circuits.fourier import Grid
 
@@ -84,11 +81,7 @@ class GridInputs:
 
     @cached_property
     def answers(self) -> Mapping[str, Answer]:
-        """Returns the modular answers by name.
-
-        Raises:
-            UserError: for a task that declares none.
-        """
+        """Returns the modular answers by name."""
         import torch
 
         from circuits.fourier import ModularSum

@@ -328,11 +328,7 @@ def papers() -> list[str]:
 
 
 def read_paper(name: str) -> Paper:
-    """Returns a paper by name.
-
-    Raises:
-        UserError: if there is none of that name.
-    """
+    """Returns a paper by name."""
     if name not in papers():
         raise UserError(f"no paper {name!r}: choose {', '.join(papers())}")
     file = resources.files("interp_tasks.published").joinpath(f"{name.replace('-', '_')}.toml")
@@ -340,11 +336,7 @@ def read_paper(name: str) -> Paper:
 
 
 def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
-    """Returns a paper from the content of its file.
-
-    Raises:
-        UserError: one line naming what is wrong in it.
-    """
+    """Returns a paper from the content of its file."""
     try:
         studies, claims = studies_and_claims(content.get("study", {}))
         rows = [{"number": number, **row} for number, row in content.get("row", {}).items()]
@@ -397,11 +389,7 @@ def claim_fields(given: Mapping[str, Any], where: Filter) -> dict[str, Any]:
 
 
 def with_recipe(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run with task, preset and settings from its recipe, where it names one.
-
-    Raises:
-        UserError: for a recipe that is none or ships no such run.
-    """
+    """Returns a run with task, preset and settings from its recipe, where it names one."""
     recipe, name, seeds = entry.get("recipe"), entry.get("name"), entry.get("seeds")
     if not recipe:
         return dict(entry)

@@ -4,7 +4,7 @@ Importing this package imports neither torch nor pandas; judging imports pandas,
 """
 
 from interp_tasks.reproduction.measurement import check_records, measure
+from interp_tasks.reproduction.records import train_missing
 from interp_tasks.reproduction.reproduction import Reproduction, reproduce
-from interp_tasks.reproduction.runs import train_missing
 
 __all__ = ["Reproduction", "check_records", "measure", "reproduce", "train_missing"]

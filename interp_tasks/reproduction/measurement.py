@@ -16,21 +16,25 @@ from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import versions
 from interp_tasks.published import Claim, Paper, Study, read_paper
 from interp_tasks.published.paper import Control
-from interp_tasks.reproduction.numbers import Rows, rows_where
 from interp_tasks.reproduction.records import (
     KEPT,
     VARIANCE,
     Key,
     MeasuredRun,
+    PaperRun,
     Record,
+    config_of_run,
+    config_there,
     differences,
+    entry_variance,
     method_of,
     read_file,
     read_records,
+    stored_runs,
     together_name,
     write_records,
 )
-from interp_tasks.reproduction.runs import PaperRun, config_of_run, config_there, entry_variance, stored_runs
+from interp_tasks.reproduction.verdicts import Rows, rows_where
 
 if TYPE_CHECKING:
     import pandas

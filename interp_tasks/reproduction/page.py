@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from interp_tasks.pages import Column, Text, number, p_value
-from interp_tasks.pages.numbers import interval
+from interp_tasks.pages import Column, Text, interval, number, p_value
 from interp_tasks.published import Claim, Paper, Row
 
 #: A row of ``Reproduction.frame``.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -12,15 +11,10 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from interp_tasks.disk import parse_value, read_toml
 from interp_tasks.errors import UserError
-from interp_tasks.files import parse_value, read_toml
-from interp_tasks.training.config import SECTIONS, Resolved, TrainConfig, resolve_config, typed
+from interp_tasks.training.config import Resolved, TrainConfig, resolve_config, typed
 from tasks.settings import ModelSettings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 #: What Optuna stores: lists are held as their JSON.
 Scalar: TypeAlias = "str | int | float | bool | None"
@@ -55,11 +49,7 @@ class Plan:
     seed: int = 42
 
     def resolved(self, params: Mapping[str, Scalar]) -> Resolved:
-        """Returns the configuration of a trial.
-
-        Raises:
-            UserError: if there is none with these values.
-        """
+        """Returns the configuration of a trial."""
         settings = {**self.fixed, **{key: as_text(value) for key, value in params.items()}}
         return resolve_config(self.task_name, self.preset, settings)
 
@@ -80,9 +70,6 @@ class Plan:
 
         Args:
             valid: raises ``ValueError`` for a configuration that cannot be.
-
-        Raises:
-            UserError: naming the setting, the value and what is wrong.
         """
         all_ends = {key: ends(values) for key, values in self.vary.items()}
         for key, value in ((key, value) for key, values in all_ends.items() for value in values):
@@ -110,13 +97,10 @@ def make_plan(
     """Returns a plan, checked as far as that needs no torch.
 
     Args:
-        space: name of a shipped space or a TOML file; ``None``: the shipped one, or with ``vary`` none.
+        space: name of a shipped space; ``None``: the first, or with ``vary`` none.
         vary: as :func:`parse_vary` takes it, beside what ``space`` varies or in its place.
         settings: held for all trials, whatever the space says of them.
         objective: a validation metric, as in ``accuracy``; ``NAME:min`` and ``NAME:max`` say which way is better.
-
-    Raises:
-        UserError: in one line.
     """
     resolve_config(task_name, preset)
     varied, settings = parse_vary(vary), dict(settings or {})
@@ -142,43 +126,34 @@ def make_plan(
 
 def shipped_spaces() -> dict[str, dict[str, Any]]:
     """Returns the content of each shipped space, by task and name."""
-    text = resources.files("interp_tasks.search").joinpath("spaces.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    file = Path(str(resources.files("interp_tasks.search"))) / "spaces.toml"
+    return read_toml(file, "spaces")
 
 
 def read_space(task_name: str, name: str | None) -> tuple[dict[str, Values], dict[str, str]]:
-    """Returns what a shipped space or a TOML file varies and holds; ``None``: the first one shipped for the task.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Returns what a shipped space varies and holds; ``None``: the first one shipped for the task."""
     shipped = shipped_spaces().get(task_name, {})
     if name is None and not shipped:
-        raise UserError(
-            f"no space is shipped for {task_name}: give --vary train.weight_decay=0.1,1, or --space FILE.toml"
-        )
-    content: Any
-    if name is not None and (name.endswith(".toml") or "/" in name):
-        content = read_toml(Path(name), "a space, see docs/search.md", "--space")
-    elif (content := shipped.get(name or next(iter(shipped)))) is None:
+        raise UserError(f"no space is shipped for {task_name}: give --vary train.weight_decay=0.1,1")
+    if (content := shipped.get(name or next(iter(shipped), ""))) is None:
         known = f"shipped ones of {task_name} are {', '.join(shipped)}" if shipped else "none is shipped"
-        raise UserError(f"--space {name!r}: {known}; or name a file that ends in .toml")
-    parts: dict[str, dict[str, Any]] = {"vary": {}, "fixed": {}}
-    for part, sections in content.items():
-        if part not in parts or not isinstance(sections, dict) or not {*sections} <= {*SECTIONS}:
-            raise UserError(f"--space {name}: write [vary.train], [fixed.model] and so on, not {part}")
-        for section, values in sections.items():
-            parts[part] |= {f"{section}.{key}": value for key, value in dict(values).items()}
-    varied = {key: checked_values(key, value) for key, value in parts["vary"].items()}
-    return varied, {key: as_text(value) for key, value in parts["fixed"].items()}
+        raise UserError(f"--space {name!r}: {known}; --vary says one of your own")
+    varied, fixed = (
+        {
+            f"{section}.{key}": value
+            for section, of in content.get(part, {}).items()
+            for key, value in of.items()
+        }
+        for part in ("vary", "fixed")
+    )
+    return (
+        {key: checked_values(key, values) for key, values in varied.items()},
+        {key: as_text(value) for key, value in fixed.items()},
+    )
 
 
 def parse_vary(given: Sequence[str]) -> dict[str, Values]:
-    """Parses ``train.weight_decay=0.1,0.5``, ``train.learning_rate=1e-4:1e-2:log``, ``model.d_model=64:256:64``.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Parses ``train.weight_decay=0.1,0.5``, ``train.learning_rate=1e-4:1e-2:log``, ``model.d_model=64:256:64``."""
     varied: dict[str, Values] = {}
     for text in given:
         key, _, written = (part.strip() for part in text.partition("="))
@@ -202,18 +177,12 @@ def parse_vary(given: Sequence[str]) -> dict[str, Values]:
 
 
 def checked_values(key: str, values: Any) -> Values:
-    """Returns what a setting is drawn from, as Optuna takes it; a range of whole numbers keeps them.
-
-    Raises:
-        UserError: for fewer than two values, or a range that is empty or of other numbers than the setting takes.
-    """
+    """Returns what a setting is drawn from, as Optuna takes it; a range of whole numbers keeps them."""
     if isinstance(values, list):
         scalars = [as_text(value) if isinstance(value, (list, dict)) else value for value in values]
         if len({as_text(value) for value in scalars}) < max(2, len(scalars)):
             raise UserError(f"{key}: a search varies it, so give at least two different values")
         return scalars
-    if not isinstance(values, dict) or not {"low", "high"} <= {*values} <= {"low", "high", "log", "step"}:
-        raise UserError(f"{key}: write a list of values, or {{ low = 1e-4, high = 1e-2, log = true }}")
     low, high, step = numbers = [values["low"], values["high"], values.get("step", 1)]
     if not all(type(each) in (int, float) and math.isfinite(each) and abs(each) < 2**63 for each in numbers):
         raise UserError(f"{key}: a range has two finite numbers, then log or a step")

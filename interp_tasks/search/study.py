@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import optuna
-from optuna.trial import Trial, TrialState
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import TrialState, create_trial
 from pydantic import ValidationError
-from sqlalchemy.exc import SQLAlchemyError
 
-from interp_tasks.checkpoints.run_config import differences, listed
 from interp_tasks.checkpoints.run_files import check_free, read_json, read_metrics
+from interp_tasks.checkpoints.run_folder import differences, listed
 from interp_tasks.devices import check_device
 from interp_tasks.disk import atomic_write, lock_folder, write_together
 from interp_tasks.errors import Diverged, UserError
-from interp_tasks.measurement.result import json_value
 from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import Figure, Page, Table, Text, versions
-from interp_tasks.search.plan import LAST, Direction, Plan, Scalar, Values, ends
+from interp_tasks.search.plan import LAST, Direction, Plan, Scalar, ends
 from interp_tasks.settings import import_file
-from interp_tasks.texts import brief, counted
+from interp_tasks.texts import counted, one_line
 from interp_tasks.training.config import Resolved
 from interp_tasks.training.trainer import check_memory, check_precision, model_settings, train_resolved
 from interp_tasks.workers import pool_of
@@ -42,11 +46,13 @@ from tasks.settings import ModelSettings
 if TYPE_CHECKING:
     import pandas
 
-STUDY = "interp-run search"
-#: Seconds for which a database that another process has locked is waited for.
-WAIT = 120
 #: Trials with a value that fANOVA needs at least to say anything.
 MIN_TRIALS = 4
+#: What becomes of a trial, beside ``running``: a combination that cannot be built has failed, one that diverges is
+#: pruned, which the sampler learns from.
+STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+#: Of a trial: ``trial``, ``value``, its settings by key, ``state``, ``run`` and ``reason``.
+Row: TypeAlias = dict[str, Any]
 
 
 def search(
@@ -66,8 +72,7 @@ def search(
     which of them ended first, too).
 
     Args:
-        out: the folder of the search: a run folder per trial, ``trials.csv``, ``trials.json``, ``search.html``, and
-            ``search.db``, which Optuna's own tools open.
+        out: the folder of the search: a run folder per trial, ``trials.csv``, ``trials.json``, ``search.html``.
         jobs: trials at a time, in processes of their own where there are several.
         imports: files that register tasks, for those processes.
 
@@ -89,23 +94,17 @@ def search(
         # Of what Optuna says about its own future.
         warnings.filterwarnings("ignore", module="optuna")
         stack.callback(lock_folder(out).release)
-        study = stack.enter_context(opened(out / "search.db", direction))
-        check_same(out, study.user_attrs.get("search", identity), identity)
-        study.set_user_attr("search", identity)
         atomic_write(file, json.dumps(identity, indent=1) + "\n")
+        study, rows = restored(plan, direction, out / "trials.json")
+        result = SearchResult(identity, rows, out)
         how = {"key": key, "device": device, "imports": [Path(path).resolve() for path in imports]}
-        run_trials(plan, study, out, trials, jobs, how, progress)
-        result = result_of(study, identity, out)
-        write(result, study, out)
+        run_trials(plan, study, result, trials, jobs, how, progress)
+        write(result, study)
     return result
 
 
 def checked(plan: Plan, device: str) -> tuple[str, Direction]:
-    """Returns the objective of a plan and the way that is better.
-
-    Raises:
-        UserError: for values that no trial can have.
-    """
+    """Returns the objective of a plan and the way that is better."""
 
     def valid(resolved: Resolved) -> None:
         check_precision(resolved.train, device)
@@ -124,60 +123,42 @@ def check_same(out: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]
         raise UserError(f"{out} holds another search ({listed(found)}): choose another --out")
 
 
-@contextmanager
-def opened(file: Path, direction: Direction) -> Iterator[optuna.Study]:
-    """Opens the study of a search, or begins it; its connections are closed at the end.
-
-    Raises:
-        UserError: for a database that cannot be opened or read.
-    """
-
-    def unusable(error: Exception) -> UserError:
-        cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
-        return UserError(
-            f"{file} cannot be used: {' '.join(str(cause).split())[:200] or type(cause).__name__}"
-        )
-
-    try:
-        check_tables(file)
-        waiting = {"connect_args": {"timeout": WAIT}}
-        storage = optuna.storages.RDBStorage(f"sqlite:///{file}", engine_kwargs=waiting)
-        how: dict[str, Any] = {"storage": storage, "load_if_exists": True, "direction": direction}
-        study = optuna.create_study(study_name=STUDY, **how)
-        check_trials(study)
-    # Each kind of damage to what is stored is another error of Optuna's or SQLAlchemy's.
-    except Exception as error:
-        raise unusable(error) from None
-    try:
-        yield study
-    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
-        raise unusable(error) from None
-    finally:
-        storage.remove_session()
-        storage.engine.dispose()
-
-
-def check_tables(file: Path) -> None:
-    """Refuses a database with views or triggers, which run what somebody else wrote, perhaps without end."""
+def restored(plan: Plan, direction: Direction, file: Path) -> tuple[optuna.Study, list[Row]]:
+    """Returns a study that knows the trials of earlier calls, and these as rows by their number."""
+    study, rows = optuna.create_study(direction=direction), list[Row]()
     if not file.exists():
-        return
-    with closing(sqlite3.connect(file, timeout=WAIT)) as database:
-        query = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger')"
-        found = database.execute(query).fetchone()
-    if found is not None:
-        raise ValueError(f"Optuna made no {found[0]} {brief(found[1])!r}")
+        return study, rows
+    stored = read_json(file, "the trials of a search")
+    try:
+        for row in sorted(stored["trials"], key=lambda row: int(row["trial"])):
+            rows.append({**row, "run": Path(row["run"]).name})
+            if row["state"] != "running":
+                tell(study, plan, row)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file} cannot be used: {one_line(f'{type(error).__name__}: {error}')}") from None
+    return study, rows
 
 
-def check_trials(study: optuna.Study) -> None:
-    """Refuses a value that is no finite number, and a setting outside what it was drawn from: no search told them."""
-    _ = study.user_attrs  # which are text in the database
-    for trial in study.get_trials(deepcopy=False):
-        if trial.state is TrialState.COMPLETE and not math.isfinite(trial.values[0]):
-            raise ValueError(f"trial {trial.number} has the value {trial.values[0]}")
-        for name, value in trial.params.items():
-            distribution = trial.distributions[name]
-            if not distribution._contains(distribution.to_internal_repr(value)):
-                raise ValueError(f"trial {trial.number} has {name} = {brief(str(value))}")
+def tell(study: optuna.Study, plan: Plan, row: Row) -> None:
+    """Adds a trial to what a study knows; Optuna refuses settings outside what they were drawn from."""
+    value = row["value"]
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"trial {row['trial']} has the value {value}")
+    params = {key: row[key] for key in plan.vary}
+    made = {"params": params, "distributions": distributions(plan), "value": value}
+    study.add_trial(create_trial(state=STATES[row["state"]], **made))
+
+
+def distributions(plan: Plan) -> dict[str, BaseDistribution]:
+    """Returns what each setting is drawn from, as Optuna has it."""
+    drawn: dict[str, BaseDistribution] = {}
+    for key, values in plan.vary.items():
+        if isinstance(values, list):
+            drawn[key] = CategoricalDistribution(values)
+        else:
+            whole = all(type(number) is int for name, number in values.items() if name != "log")
+            drawn[key] = (IntDistribution if whole else FloatDistribution)(**values)
+    return drawn
 
 
 # ---- Trials
@@ -186,7 +167,7 @@ def check_trials(study: optuna.Study) -> None:
 def run_trials(
     plan: Plan,
     study: optuna.Study,
-    out: Path,
+    result: SearchResult,
     trials: int,
     jobs: int,
     how: Mapping[str, Any],
@@ -196,42 +177,40 @@ def run_trials(
 
     A combination that was tried before goes on in the run that there is of it, which is at its end.
     """
-    left = [each for each in study.get_trials(deepcopy=False) if each.state is TrialState.RUNNING]
-    asked = len(study.get_trials(deepcopy=False))
-    running: dict[Future[tuple[TrialState, float | None, str]], Trial] = {}
+    rows, file = result.rows, result.out / "trials.json"
+    left = [row for row in rows if row["state"] == "running"]
+    running: dict[Future[tuple[str, float | None, str | None]], Row] = {}
     with pool_of(jobs) as pool:
         while True:
-            while len(running) < jobs and (left or asked < trials):
-                number = left[0].number if left else asked
-                # One sampler for all trials would begin again with its first draws after an interruption.
-                seed = derive_seed(plan.seed, "trial", number) % 2**32
-                study.sampler = optuna.samplers.TPESampler(seed=seed)
-                trial = Trial(study, left.pop(0)._trial_id) if left else study.ask()
-                asked = max(asked, number + 1)
-                params = {name: suggest(trial, name, values) for name, values in plan.vary.items()}
-                told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-                same = next((each for each in told if each.params == params), trial)
-                trial.set_user_attr("run", same.user_attrs.get("run", run_name(same.number)))
-                run = out / trial.user_attrs["run"]
-                running[pool.submit(objective_of, plan, params, run, **how)] = trial
+            while len(running) < jobs and (left or len(rows) < trials):
+                if not left:
+                    left.append(asked(plan, study, rows))
+                    atomic_write(file, result.to_json())
+                row = left.pop(0)
+                params = {key: row[key] for key in plan.vary}
+                running[pool.submit(objective_of, plan, params, result.out / row["run"], **how)] = row
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                trial = running.pop(future)
-                state, value, reason = future.result()
-                if reason:
-                    trial.set_user_attr("reason", reason)
-                study.tell(trial, value, state)
+                row = running.pop(future)
+                row["state"], row["value"], row["reason"] = future.result()
+                tell(study, plan, row)
+                atomic_write(file, result.to_json())
                 if progress is not None:
-                    progress(
-                        asked - len(running),
-                        trials,
-                        f"trial {trial.number}: {reason or format(value, '.4g')}",
-                    )
+                    what = row["reason"] or format(row["value"], ".4g")
+                    progress(len(rows) - len(running), trials, f"trial {row['trial']}: {what}")
 
 
-def run_name(number: int) -> str:
-    return f"trial-{number:04d}"
+def asked(plan: Plan, study: optuna.Study, rows: list[Row]) -> Row:
+    """Returns the next trial, which the rows have then."""
+    number = len(rows)
+    # One sampler for all trials would begin again with its first draws after an interruption.
+    study.sampler = optuna.samplers.TPESampler(seed=derive_seed(plan.seed, "trial", number) % 2**32)
+    params = study.ask(distributions(plan)).params
+    same = (row["run"] for row in rows if row["state"] == "complete" and params.items() <= row.items())
+    run = next(same, f"trial-{number:04d}")
+    rows.append({"trial": number, "value": None, **params, "state": "running", "run": run, "reason": None})
+    return rows[-1]
 
 
 def objective_of(
@@ -242,12 +221,12 @@ def objective_of(
     key: str,
     device: str,
     imports: Sequence[Path],
-) -> tuple[TrialState, float | None, str]:
+) -> tuple[str, float | None, str | None]:
     """Trains the run of a trial, from where it was if it was interrupted.
 
     Returns:
-        What became of it, its objective, and the reason why it has none: a combination that cannot be built has failed,
-        one that diverges is pruned, which the sampler learns from. Any other error leaves the trial to the next call.
+        What became of it, its objective, and the reason why it has none. Any other error leaves the trial to the next
+        call.
     """
     for file in imports:
         import_file(file)
@@ -255,24 +234,14 @@ def objective_of(
         resolved = plan.resolved(params)
         built(resolved)
     except (UserError, TaskError, ValidationError) as error:
-        return TrialState.FAIL, None, " ".join(str(error).split())
+        return "failed", None, " ".join(str(error).split())
     try:
         train_resolved(resolved, run, device=device)
-        return TrialState.COMPLETE, value_of(read_metrics(run), key), ""
+        return "complete", value_of(read_metrics(run), key), None
     except Diverged as error:
-        return TrialState.PRUNED, None, f"diverged: {error}"
+        return "pruned", None, f"diverged: {error}"
     except TaskError as error:  # what only building the model tells
-        return TrialState.FAIL, None, str(error)
-
-
-def suggest(trial: Trial, key: str, values: Values) -> Scalar:
-    if isinstance(values, list):
-        chosen: Scalar = trial.suggest_categorical(key, values)
-        return chosen
-    whole = all(type(number) is int for name, number in values.items() if name != "log")
-    draw: Any = trial.suggest_int if whole else trial.suggest_float
-    drawn: Scalar = draw(key, **values)
-    return drawn
+        return "failed", None, str(error)
 
 
 def built(resolved: Resolved) -> tuple[Task, ModelSettings]:
@@ -282,11 +251,7 @@ def built(resolved: Resolved) -> tuple[Task, ModelSettings]:
 
 
 def resolve_objective(plan: Plan, task: Task) -> tuple[str, Direction]:
-    """Returns the metric and its direction.
-
-    Raises:
-        UserError: for a metric that a run of the task does not log.
-    """
+    """Returns the metric and its direction."""
     parts = task.parts()
     names = next(iter(parts.values()), task).metric_names
     logged = [*names, *(f"{name} ({part})" for part in parts for name in names)]
@@ -299,11 +264,7 @@ def resolve_objective(plan: Plan, task: Task) -> tuple[str, Direction]:
 
 
 def value_of(lines: Sequence[Mapping[str, Any]], key: str) -> float:
-    """Returns the mean of a validation metric over the last evaluations of a log.
-
-    Raises:
-        Diverged: if one of them is not finite.
-    """
+    """Returns the mean of a validation metric over the last evaluations of a log."""
     values = [line["validation"][key] for line in lines if "validation" in line][-LAST:]
     if not values or not all(value is not None and math.isfinite(value) for value in values):
         raise Diverged(f"{key} is not finite in the last evaluations")
@@ -319,81 +280,60 @@ class SearchResult:
 
     Attributes:
         identity: what was searched, as ``search.json`` has it.
-        frame: a row per trial, the best first (of equal ones the earlier), then those without a value: ``trial``,
-            ``value``, a column for each setting, ``state`` (complete, pruned, failed), ``run`` (one for all trials of a
-            combination) and ``reason``.
-        importances: setting -> share of the variance of the objective that fANOVA (Hutter et al. 2014) lays to it,
-            largest first, their sum 1; empty where there is too little to tell from.
+        rows: by number.
+        out: the folder of the search.
     """
 
     identity: Mapping[str, Any]
-    frame: pandas.DataFrame
-    importances: Mapping[str, float]
+    rows: list[Row] = field(repr=False)
+    out: Path
 
     @property
-    def trials(self) -> list[dict[str, Any]]:
-        """The rows as JSON values."""
-        rows: list[dict[str, Any]] = json_value(self.frame.to_dict("records"))
-        return rows
+    def trials(self) -> list[Row]:
+        """The rows, the best first (of equal ones the earlier), then those without a value; ``run`` with its folder."""
+        sign = -1 if self.identity["objective"]["direction"] == "maximize" else 1
+        ranked = sorted(self.rows, key=lambda row: math.inf if row["value"] is None else sign * row["value"])
+        return [{**row, "run": str(self.out / row["run"])} for row in ranked]
 
     @property
-    def best(self) -> dict[str, Any] | None:
+    def frame(self) -> pandas.DataFrame:
+        """The trials as a table."""
+        import pandas
+
+        return pandas.DataFrame(self.trials).astype({"value": "float64"})
+
+    @property
+    def best(self) -> Row | None:
         return next((row for row in self.trials if row["value"] is not None), None)
 
     def summary(self) -> str:
         """Returns a text such as ``12 trials: 10 complete, 2 pruned``."""
-        counts = self.frame["state"].value_counts(sort=False)
+        counts = Counter(row["state"] for row in self.trials)
         states = ", ".join(f"{count} {state}" for state, count in counts.items())
-        return f"{counted(len(self.frame), 'trial')}: {states}"
+        return f"{counted(len(self.rows), 'trial')}: {states}"
 
     def to_json(self) -> str:
-        content = {name: getattr(self, name) for name in ("best", "importances", "trials")}
-        content = {"search": self.identity, **content, "versions": made_by()}
+        content = {"search": self.identity, "best": self.best, "trials": self.trials, "versions": made_by()}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
-def result_of(study: optuna.Study, identity: Mapping[str, Any], out: Path) -> SearchResult:
-    """Reads the trials of a study, and how much each setting mattered."""
-    import pandas
-
-    rows = [
-        {
-            "trial": trial.number,
-            "value": trial.value if trial.state is TrialState.COMPLETE else None,
-            **{key: trial.params.get(key) for key in identity["space"]},
-            "state": "failed" if trial.state is TrialState.FAIL else trial.state.name.lower(),
-            "run": str(out / trial.user_attrs.get("run", run_name(trial.number))),
-            "reason": trial.user_attrs.get("reason"),
-        }
-        for trial in study.get_trials(deepcopy=False)
-    ]
-    frame = pandas.DataFrame(rows).astype({"value": "float64"})
-    upward = identity["objective"]["direction"] == "maximize"
-    frame = frame.sort_values("value", ascending=not upward, kind="stable", ignore_index=True)
-    shares: dict[str, float] = {}
-    if frame["value"].count() >= MIN_TRIALS and frame["value"].nunique() > 1:
-        # Values that differ by rounding alone tell nothing: fANOVA finds no variance to share out.
-        with suppress(RuntimeError):
-            shares = optuna.importance.get_param_importances(study, evaluator=fanova(identity))
-    return SearchResult(identity, frame, {key: float(share) for key, share in shares.items()})
 
 
 def made_by() -> dict[str, str]:
     return {**versions(), **{name: version(name) for name in ("optuna", "scikit-learn")}}
 
 
-def fanova(identity: Mapping[str, Any]) -> optuna.importance.FanovaImportanceEvaluator:
-    return optuna.importance.FanovaImportanceEvaluator(seed=identity["sampler"]["seed"] % 2**32)
-
-
-def write(result: SearchResult, study: optuna.Study, folder: Path) -> list[Path]:
+def write(result: SearchResult, study: optuna.Study) -> list[Path]:
     """Writes ``trials.csv``, ``trials.json`` and ``search.html`` with Optuna's pictures, together or not at all."""
     from optuna.visualization import plot_optimization_history, plot_param_importances, plot_slice
 
     sections: list[Any] = [Text(f"{result.summary()}. The mean of the last {LAST} evaluations counts.")]
-    if result.importances:
-        picture = plot_param_importances(study, evaluator=fanova(result.identity))
-        sections.append(Figure(picture, "Importance", "Few trials tell little."))
+    values = result.frame["value"]
+    if values.count() >= MIN_TRIALS and values.nunique() > 1:
+        seed = result.identity["sampler"]["seed"] % 2**32
+        fanova = optuna.importance.FanovaImportanceEvaluator(seed=seed)
+        # Values that differ by rounding alone tell nothing: fANOVA finds no variance to share out.
+        with suppress(RuntimeError):
+            picture = plot_param_importances(study, evaluator=fanova)
+            sections.append(Figure(picture, "Importance", "Few trials tell little."))
     if result.best is not None:
         sections.append(Figure(plot_optimization_history(study), "Course of the search"))
         sections.append(Figure(plot_slice(study), "The objective against every setting"))
@@ -404,4 +344,4 @@ def write(result: SearchResult, study: optuna.Study, folder: Path) -> list[Path]
         "trials.json": result.to_json(),
         "search.html": Page(title, sections, result.identity, made_by()).html(),
     }
-    return write_together({folder / name: content for name, content in contents.items()})
+    return write_together({result.out / name: content for name, content in contents.items()})

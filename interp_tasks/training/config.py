@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
+from interp_tasks.disk import parse_value
 from interp_tasks.errors import UserError
-from interp_tasks.files import parse_value
 from tasks import registry
 from tasks.settings import list_fields, one_line
 
 SECTIONS = ("task", "model", "train")
-#: The parts of a model, see :mod:`interp_tasks.training.components`.
+#: The parts of a model, see :mod:`interp_tasks.training.teacher`.
 Part = Literal["attn", "qk", "mlp", "embed", "pos_embed", "unembed"]
 PARTS: tuple[Part, ...] = get_args(Part)
 #: Those that share out all parameters; ``qk`` is within ``attn``.
@@ -209,11 +209,7 @@ class Resolved:
 
 
 def train_config(values: Mapping[str, Any]) -> TrainConfig:
-    """Returns a validated :class:`TrainConfig`.
-
-    Raises:
-        UserError: one line naming every key that is wrong.
-    """
+    """Returns a validated :class:`TrainConfig`."""
     try:
         return TrainConfig(**values)
     except ValidationError as error:
@@ -221,11 +217,7 @@ def train_config(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """Returns the presets of a task; torch-free for a built-in one.
-
-    Raises:
-        UserError: for an unknown task.
-    """
+    """Returns the presets of a task; torch-free for a built-in one."""
     if task_name in registry.BUILT_IN:
         return registry.built_in_presets(task_name)
     if task_name not in registry.names():
@@ -239,9 +231,6 @@ def resolve_config(
     """Merges a preset and overrides such as ``{"train.steps": "100"}``.
 
     Values are as typed: JSON, or else a string; of keys that hold a list also ``0.9, 0.95``.
-
-    Raises:
-        UserError: for an unknown task, preset or section, or settings of training that cannot be.
     """
     presets = presets_of(task_name)
     if preset not in presets:

@@ -12,15 +12,19 @@ from torch import Tensor
 
 from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
 from interp_tasks.errors import Diverged, Stopped, UserError
-from interp_tasks.training.captured import CapturedUpdate, batch_and_masks, inputs_of, why_not_captured
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.dropout import Dropout
-from interp_tasks.training.forward import FusedForward, HookedForward, fastest_forward
-from interp_tasks.training.optimizer import GradientWatcher, Updater
+from interp_tasks.training.forward import Dropout, FusedForward, HookedForward, fastest_forward
+from interp_tasks.training.optimizer import (
+    CapturedUpdate,
+    GradientWatcher,
+    Updater,
+    batch_and_masks,
+    inputs_of,
+    why_not_captured,
+)
 from interp_tasks.training.records import Activations, Clock, Observer, check_observed
 from interp_tasks.training.teacher import taught_forward
-from tasks.base import Batch, Split, Task, pool, pool_parts
-from tasks.checks import check_outputs, checked_sample
+from tasks.base import Batch, Split, Task, check_outputs, checked_sample, pool, pool_parts
 from tasks.errors import TaskError
 from tasks.seeds import derive_seed
 from tasks.settings import given
@@ -33,11 +37,7 @@ StepProgress = Callable[[int, int, Mapping[str, Any]], None]
 
 
 def whole_split(task: Task) -> Batch:
-    """Returns the whole train split, the batch of every update where no batch size is set.
-
-    Raises:
-        UserError: if the task has none.
-    """
+    """Returns the whole train split, the batch of every update where no batch size is set."""
     try:
         return task.sample(None, seed=0, split="train")
     except (TaskError, TypeError) as error:

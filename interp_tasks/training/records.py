@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from safetensors.torch import save
 
-from interp_tasks.checkpoints.run_config import declared_drop
+from interp_tasks.checkpoints.run_folder import declared_drop
 from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig
@@ -40,11 +40,7 @@ class Observer(Protocol):
 
 
 def check_observed(names: Sequence[str], model: HookedTransformer) -> None:
-    """Refuses names that the model has no hook for.
-
-    Raises:
-        UserError: naming some that it has.
-    """
+    """Refuses names that the model has no hook for."""
     if missing := [name for name in names if name not in model.hook_dict]:
         known = ", ".join(list(model.hook_dict)[:9])
         raise UserError(f"no activation {missing[0]!r} to observe: names are such as {known}")

@@ -1,8 +1,10 @@
-"""Attention maps of another model in the place of the trained model's own: what is left to learn is everything else."""
+"""Other checkpoints in training: parts that start from one, parts that train, and attention maps of a teacher."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,14 +13,103 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp_tasks.checkpoints import load_checkpoint
+from interp_tasks.checkpoints.checkpoint import read_parameters
+from interp_tasks.checkpoints.refs import resolve
+from interp_tasks.checkpoints.run_files import read_meta
 from interp_tasks.errors import UserError
-from interp_tasks.training.components import one_checkpoint
-from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.dropout import Dropout
-from interp_tasks.training.forward import FusedForward
+from interp_tasks.training.config import PARTS, TrainConfig
+from interp_tasks.training.forward import Dropout, FusedForward
+from tasks.hooked import is_post_norm
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
+
+_PATTERNS: Mapping[str, str] = {
+    "attn": r"blocks\.\d+\.(attn|ln1)\..+",
+    "qk": r"blocks\.\d+\.attn\.[Wb]_[QK]",
+    "mlp": r"blocks\.\d+\.(mlp|ln2)\..+",
+    "embed": r"(embed|ln_embed)\..+",
+    "pos_embed": r"pos_embed\..+",
+    "unembed": r"(unembed|ln_final)\..+",
+}
+
+
+def in_parts(name: str, parts: Sequence[str]) -> bool:
+    """Returns whether a parameter belongs to one of some parts."""
+    if not any(re.fullmatch(pattern, name) for pattern in _PATTERNS.values()):
+        raise UserError(
+            f"parameter {name} belongs to none of the parts {', '.join(PARTS)}: "
+            "leave out train.start_from and train.train_parts"
+        )
+    return any(re.fullmatch(_PATTERNS[part], name) for part in parts)
+
+
+def comes_from_source(name: str, config: TrainConfig) -> bool:
+    """Returns whether a parameter comes from ``train.start_from``: by default those that do not train, or all."""
+    return (
+        in_parts(name, config.start_parts) if config.start_parts else not in_parts(name, config.train_parts)
+    )
+
+
+def one_checkpoint(ref: str, setting: str) -> tuple[Path, dict[str, str]]:
+    """Returns the one checkpoint that a setting's REF names, and its record in ``run.json``: a run goes on only with
+    the same bytes.
+    """
+    resolved = resolve(ref)
+    if len(resolved) > 1:
+        raise UserError(
+            f"{setting}={ref} names {len(resolved)} checkpoints "
+            f"({resolved[0].ref} ... {resolved[-1].ref}): name one"
+        )
+    path = resolved[0].path
+    return path, {"ref": resolved[0].ref, "sha256": read_meta(path)["weights"]["sha256"]}
+
+
+def copy_weights(model: HookedTransformer, config: TrainConfig) -> dict[str, str]:
+    """Copies the weights of ``train.start_from`` into a model, of ``train.start_parts`` alone; returns their record.
+
+    Raises:
+        UserError: before any change, for a REF that does not name exactly one checkpoint, or files that are not whole;
+            naming the first parameter whose shape is another, or which one of the two lacks; for weights of a pre-norm
+            model in a post-norm one, or the other way round.
+    """
+    assert config.start_from is not None
+    path, record = one_checkpoint(config.start_from, "train.start_from")
+    meta = read_meta(path)
+    norm, own_norm = meta["model"].get("norm", "pre"), "post" if is_post_norm(model) else "pre"
+    if norm != own_norm:
+        raise UserError(
+            f"train.start_from={config.start_from} is of a {norm}-norm model, this one is {own_norm}-norm: "
+            f"set model.norm={norm}, or start from another"
+        )
+    stored, own = (
+        {name: tensor for name, tensor in tensors if comes_from_source(name, config)}
+        for tensors in (read_parameters(path, meta).items(), model.named_parameters())
+    )
+    for name in sorted({*own, *stored}):
+        there, here = (str(list(each[name].shape)) if name in each else "missing" for each in (stored, own))
+        if there != here:
+            raise UserError(
+                f"train.start_from={config.start_from} is of another architecture: {name} is {there} there "
+                f"and {here} here; match task.* and model.*, or leave its part out of train.start_parts"
+            )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(stored[name])
+    return record
+
+
+def freeze_others(model: HookedTransformer, config: TrainConfig) -> None:
+    """Freezes the parameters of every part that is not in ``train.train_parts``."""
+    if not config.train_parts:
+        return
+    for name, parameter in model.named_parameters():
+        if not in_parts(name, config.train_parts):
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(
+            f"train.train_parts={','.join(config.train_parts)}: this model has nothing to train there"
+        )
 
 
 class AttentionMaps(FusedForward):
@@ -85,12 +176,7 @@ class TaughtForward(FusedForward):
 def taught_forward(
     model: HookedTransformer, read_positions: Sequence[int], config: TrainConfig, device: str
 ) -> TaughtForward:
-    """Returns the forward of a model that is given the attention of ``train.attention_from``.
-
-    Raises:
-        UserError: for a REF that does not name exactly one checkpoint, or a model or teacher that this cannot be done
-            with.
-    """
+    """Returns the forward of a model that is given the attention of ``train.attention_from``."""
     assert config.attention_from is not None
     path, _ = one_checkpoint(config.attention_from, "train.attention_from")
     teacher = load_checkpoint(path, device=device).model

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import ValidationError
 
-from interp_tasks.checkpoints.architecture import config_to_json
-from interp_tasks.checkpoints.run_config import Schedule
+from interp_tasks.checkpoints.checkpoint import config_to_json
 from interp_tasks.checkpoints.run_files import check_no_run, check_run_name, read_run
-from interp_tasks.checkpoints.run_folder import RunFolder
+from interp_tasks.checkpoints.run_folder import RunFolder, Schedule
 from interp_tasks.devices import check_device, float32_products
 from interp_tasks.errors import UserError
 from interp_tasks.texts import size
-from interp_tasks.training.components import copy_weights, freeze_others, one_checkpoint
 from interp_tasks.training.config import (
     MAX_THREADS,
     SCHEDULE,
@@ -29,6 +27,7 @@ from interp_tasks.training.config import (
 )
 from interp_tasks.training.loop import Loop, StepProgress
 from interp_tasks.training.records import Observer, run_info
+from interp_tasks.training.teacher import copy_weights, freeze_others, one_checkpoint
 from tasks.base import Task
 from tasks.registry import get
 from tasks.seeds import derive_seed
@@ -169,11 +168,7 @@ def resolve_settings(
 
 
 def model_settings(task: Task, values: Mapping[str, Any]) -> ModelSettings:
-    """Returns validated architecture settings of a task.
-
-    Raises:
-        UserError: one line naming every key that is wrong.
-    """
+    """Returns validated architecture settings of a task."""
     try:
         return task.Model(**values)
     except ValidationError as error:
@@ -194,11 +189,7 @@ def with_threads(config: TrainConfig, out: Path) -> TrainConfig:
 
 
 def check_precision(config: TrainConfig, device: str) -> None:
-    """Refuses a precision that a device has not.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuses a precision that a device has not."""
     if config.precision == "tf32" and torch.device(device).type != "cuda":
         raise UserError(
             f"train.precision=tf32 is for CUDA devices, not for {device}: use --device cuda or train.precision=float32"
@@ -218,11 +209,7 @@ def least_memory(task: Task, settings: ModelSettings, config: TrainConfig) -> in
 
 
 def check_memory(task: Task, settings: ModelSettings, config: TrainConfig, device: str) -> None:
-    """Refuses what no memory of the device could hold, before any of it is taken.
-
-    Raises:
-        UserError: with what it would take.
-    """
+    """Refuses what no memory of the device could hold, before any of it is taken."""
     if device.startswith("cuda"):
         there = torch.cuda.get_device_properties(device).total_memory
     else:

@@ -8,8 +8,7 @@ from statistics import median
 from typing import Any
 
 from interp_tasks.checkpoints.drop import final_level
-from interp_tasks.checkpoints.marks import find_drop
-from interp_tasks.checkpoints.refs import ZOO, zoo_folder, zoo_names
+from interp_tasks.checkpoints.refs import ZOO, find_drop, zoo_folder, zoo_names
 from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_steps
 from interp_tasks.errors import UserError
 

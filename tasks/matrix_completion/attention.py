@@ -145,11 +145,7 @@ def named_masks(n: int, m: int) -> dict[str, tuple[str, ...]]:
 
 
 def parse_mask(text: str, n: int, m: int) -> Bool[Tensor, " pos"]:
-    """Reads a mask, True at hidden entries: a name, or rows divided by commas, as in ``..#,#..,...``.
-
-    Raises:
-        TaskError: in one line.
-    """
+    """Reads a mask, True at hidden entries: a name, or rows divided by commas, as in ``..#,#..,...``."""
     named = named_masks(n, m)
     rows = named.get(text, tuple(text.split(",")))
     if len(rows) != n or {len(row) for row in rows} != {m} or set("".join(rows)) - set(".#"):

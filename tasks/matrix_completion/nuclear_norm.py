@@ -69,11 +69,7 @@ def least_nuclear_norm(
 
 
 def check_problem(values: Tensor, hidden: Tensor, penalty: float | None) -> Tensor:
-    """Returns the observed values in float64, 0 where hidden.
-
-    Raises:
-        TaskError: for what :func:`least_nuclear_norm` refuses.
-    """
+    """Returns the observed values in float64, 0 where hidden."""
     if penalty is not None and not penalty > 0:
         raise TaskError(f"penalty {penalty:g} must be above 0 (None keeps the observed entries as they are)")
     observed = values.double().masked_fill(hidden, 0)

@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from tasks.base import Batch, DropMetric, GridAxis, Metric, ModularAnswer
-from tasks.devices import constant
 from tasks.modular_arithmetic.table import (
     ArithmeticModelSettings,
     ModularTask,
@@ -20,7 +19,7 @@ from tasks.modular_arithmetic.table import (
     primes_below,
 )
 from tasks.registry import built_in_presets, register
-from tasks.seeds import generator
+from tasks.seeds import constant, generator
 from tasks.settings import ModelSettings
 
 

@@ -148,8 +148,7 @@ def build(
 
 def _hooked(settings: dict[str, Any], dtype: torch.dtype) -> Any:
     if settings.get("norm") == "post":
-        from tasks.hooked import construct
-        from tasks.post_norm import EPS, PostNormConfig
+        from tasks.hooked import EPS, PostNormConfig, construct
 
         return construct(PostNormConfig(eps=EPS, dtype=dtype, **settings))
     with warnings.catch_warnings():

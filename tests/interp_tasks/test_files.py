@@ -6,13 +6,10 @@ import os
 
 import pytest
 
-from interp_tasks.checkpoints.load import load_checkpoint
-from interp_tasks.checkpoints.meta import signed
-from interp_tasks.checkpoints.run_files import METRICS_FILE, parse_json, read_metrics
-from interp_tasks.checkpoints.save import save_checkpoint
-from interp_tasks.disk import lock_folder
+from interp_tasks.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from interp_tasks.checkpoints.run_files import METRICS_FILE, parse_json, read_metrics, signed
+from interp_tasks.disk import check_file, lock_folder, read_toml
 from interp_tasks.errors import UserError
-from interp_tasks.files import check_file, read_toml
 from tasks import get
 
 

@@ -12,7 +12,7 @@ import pytest
 
 PARENT = """
 import os, sys, time
-from interp_tasks.cli.failures import exit_code_of
+from interp_tasks.cli.terminal import exit_code_of
 from interp_tasks.workers import worker_pool
 
 def work():

@@ -11,8 +11,8 @@ from docs.scripts import pack as packing
 from docs.scripts.pack import pack_recipe, shipped_runs, stored_metrics
 from interp_tasks import UserError, load_checkpoint, recipes
 from interp_tasks.checkpoints import read_metrics, read_run, refs, resolve, stored_steps, zoo_names
-from interp_tasks.checkpoints.meta import read_meta
 from interp_tasks.checkpoints.refs import zoo_folder
+from interp_tasks.checkpoints.run_files import read_meta
 from interp_tasks.cli import main
 from interp_tasks.experiments import drops
 from interp_tasks.recipes import recipe_names, recipe_runs

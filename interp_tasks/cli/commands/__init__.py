@@ -73,7 +73,7 @@ FUNCTIONS = {
     "checkpoints": "runs:checkpoints",
     "import": "runs:import_weights",
     "report": "runs:report",
-    "search": "search:search",
+    "search": "train:search",
     "zoo": "runs:zoo",
     "reproduce": "reproduce:reproduce",
     "demo": "demo:demo",

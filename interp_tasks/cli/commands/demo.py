@@ -9,7 +9,7 @@ import typer
 
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import FORMAT, SEED
-from interp_tasks.cli.output import print_as, write_and_show
+from interp_tasks.cli.tables import print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line, write_line
 from interp_tasks.demo import Demo, check_runs, demo_page, summary
 from interp_tasks.demo import demo as measured

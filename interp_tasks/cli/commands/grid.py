@@ -12,8 +12,7 @@ import typer
 from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import DEVICE, FORMAT, RATE
-from interp_tasks.cli.output import print_as, write_and_show
-from interp_tasks.cli.tables import print_rows, say
+from interp_tasks.cli.tables import print_as, print_rows, say, write_and_show
 from interp_tasks.cli.terminal import note, progress_line
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
@@ -84,7 +83,7 @@ def grid(
 
 def show_done(done: Grid, format: str, quiet: bool) -> None:
     """Writes and prints what a grid has found, and says what failed."""
-    from interp_tasks.grids.table import result_of
+    from interp_tasks.grids.run import result_of
 
     result = result_of(done)
 

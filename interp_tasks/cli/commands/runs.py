@@ -12,8 +12,7 @@ from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, read_json
 from interp_tasks.cli.command import CommonOptions
 from interp_tasks.cli.options import FORMAT, RUNS, ExampleOptions, PrintingOptions
-from interp_tasks.cli.output import write_and_show
-from interp_tasks.cli.tables import print_rows, say
+from interp_tasks.cli.tables import print_rows, say, write_and_show
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError

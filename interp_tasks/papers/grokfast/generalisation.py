@@ -22,12 +22,10 @@ from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve
 from interp_tasks.checkpoints.drop import final_level
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.intervals import finite_or_nan
 from interp_tasks.measurement.options import check_level
-from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.result import Result, Row, experiment, filled, tidy
 from interp_tasks.measurement.run_logs import Run, pooled_over_seeds, read_runs, title_and_prefix
-from interp_tasks.measurement.table import Row, filled, tidy
 from interp_tasks.pages import Column, Figure, number, signed
 
 if TYPE_CHECKING:
@@ -52,9 +50,6 @@ def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL_OPTI
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``; ``RUN/seed-0``, ``RUN/seed-1``, ... are also pooled.
         level: of an accuracy.
-
-    Raises:
-        UserError: in one line.
     """
     import pandas
 

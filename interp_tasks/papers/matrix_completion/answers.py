@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import in_passes
-from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.paired import paired
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import measure
+from interp_tasks.measurement.intervals import paired
+from interp_tasks.measurement.result import Result, Row, experiment, measure
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, Options, check_has_task
-from interp_tasks.measurement.table import Row
 from interp_tasks.papers.matrix_completion.methods import declared, forward
 
 if TYPE_CHECKING:
@@ -42,9 +39,6 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     Args:
         refs: one or several REFs; all see the same examples.
         options: samples (512 in the paper), seed, split, task, task_config, device, progress: see :class:`Options`.
-
-    Raises:
-        UserError, TaskError: in one line; a UserError for a task that declares no ``copying_inputs``.
     """
     check_has_task("copying", options)
 
@@ -74,9 +68,6 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     Args:
         refs: one or several REFs; all see the same examples.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line; a UserError for a task that decodes nothing.
     """
     check_has_task("decoding", options)
 
@@ -110,9 +101,6 @@ def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     Args:
         refs: one or several REFs; all see the same examples and the same changes.
         options: samples (default 64), seed, split, task, task_config, device, progress: see :class:`Options`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line; a UserError for a task that does not say what to change.
     """
     check_has_task("influence", options)
 

@@ -18,7 +18,7 @@ from scipy.stats import rankdata
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import Tables, correlation, interval, resamples
-from interp_tasks.measurement.table import Row, numbers
+from interp_tasks.measurement.result import Row, numbers
 
 if TYPE_CHECKING:
     from tasks import Task

@@ -13,9 +13,7 @@ from circuits.figures.layout import SEQUENTIAL, Panel, draw
 from circuits.figures.panels import of_rows, scatter
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import WEIGHTS, Tables, untrained_tables
-from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import measure
+from interp_tasks.measurement.result import Result, Row, experiment, measure
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -26,7 +24,6 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     run_of,
 )
-from interp_tasks.measurement.table import Row
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -66,12 +63,8 @@ def embeddings(
             (``token_values``).
         options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples,
             permutations, t-SNE and the untrained model.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line; a UserError for a task that says of neither tokens nor
-            positions what they stand for.
     """
-    from interp_tasks.checkpoints.load import load_resolved
+    from interp_tasks.checkpoints.checkpoint import load_resolved
     from interp_tasks.papers.matrix_completion import arrangement
 
     if largest is not None and not 0 < largest < 1e9:

@@ -17,13 +17,10 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import in_passes
-from interp_tasks.measurement.experiment import experiment
+from interp_tasks.measurement.intervals import LEVEL, paired, resamples, without_intervals
 from interp_tasks.measurement.options import check_choice
-from interp_tasks.measurement.paired import LEVEL, paired, resamples, without_intervals
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import measure
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, tidy
 from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, check_has_task
-from interp_tasks.measurement.table import Row, numbers, tidy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,9 +79,6 @@ def baseline(
         alone: look at no model but at the methods themselves, on examples of ``task`` (a name, or a task); so it is
             where there are no REFs. REFs, if there are any, are not read.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
-
-    Raises:
-        UserError, TaskError: in one line.
     """
     methods, variants = listed(methods), listed(variants)
     check_choice("--solver", solver, SOLVERS)
@@ -160,9 +154,6 @@ def ood(
         refs: one or several REFs; all see the same examples.
         vary: groups of the task's ``variations()``; ``site`` names the group.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
-
-    Raises:
-        UserError, TaskError: in one line.
     """
     from tasks.errors import TaskError
 
@@ -221,9 +212,6 @@ def algorithm(
         methods: names of those that the task declares in ``methods()``; default: all.
         entries: kinds of entries that it declares in ``entry_groups(batch)``; default: all.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line; a UserError for a task that declares no methods.
     """
     methods, entries = listed(methods), listed(entries)
     check_has_task("algorithm", options)

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import Tables, interval, resamples
-from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.paired import DRAWS, read
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import measure
+from interp_tasks.measurement.intervals import DRAWS, read
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -28,7 +26,6 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     run_of,
 )
-from interp_tasks.measurement.table import Row, numbers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -62,43 +59,33 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     Args:
         refs: REFs of checkpoints of one or several runs, such as ``RUN@all``; at least four of each.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line.
     """
-    from interp_tasks.checkpoints.load import load_resolved
+    from interp_tasks.checkpoints.checkpoint import load_resolved
 
     check_has_task("order", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = checked_runs(found)
     plateaus = {run: plateau_step(run, named) for run, named in runs.items()}
-    curves: dict[str, Curves] = {run: {} for run in runs}
+    # Of a mixture each part by itself.
+    curves: dict[tuple[str, str], Curves] = {}
     ends: dict[str, Tables] = {}
-    last: dict[str, LoadedCheckpoint] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        run = run_of(subject)
-        last[run] = subject
+        run, part = run_of(subject), str(subject.labels["ref"]).removeprefix(subject.stored.label)
+        own, last = curves.setdefault((run, part), {}), runs[run][-1]
         if run not in ends:
-            ends[run] = Tables.of(load_resolved(runs[run][-1], options.get("device", "cpu")).model)
+            ends[run] = Tables.of(load_resolved(last, options.get("device", "cpu")).model)
         rows = []
         for name, (kind, values) in quantities(subject, ends[run]).items():
-            curves[run].setdefault(name, {})[subject.checkpoint.step] = values
+            own.setdefault(name, {})[subject.checkpoint.step] = values
             row = {"variant": name, "intervention": kind, "metric": VALUE, "engine": "naive"}
-            rows.append({**row, **numbers(values[0], interval(values[1:])), "n": len(subject.tokens)})
-        return rows
-
-    def later() -> dict[str, list[Row]]:
-        return {
-            str(subject.labels["ref"]): [
-                {**row, "n": len(subject.tokens)}
-                for row in step_rows(curves[run], plateaus[run], drop_metric(subject))
-            ]
-            for run, subject in last.items()
-        }
+            rows.append({**row, **numbers(values[0], interval(values[1:]))})
+        if subject.stored.path == last.path:
+            rows += step_rows(own, plateaus[run], drop_metric(subject))
+        return [{**row, "n": len(subject.tokens)} for row in rows]
 
     config = {"refs": [one.label for one in found]}
-    result = measure("order", in_runs(runs), options, measure_checkpoint, config=config, later=later)
+    result = measure("order", in_runs(runs), options, measure_checkpoint, config=config)
     return replace(result, notes=NOTES)
 
 
@@ -114,7 +101,7 @@ def checked_runs(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[Resolved
 
 def plateau_step(run: str, named: Sequence[ResolvedCheckpoint]) -> int:
     """Returns the chosen step that is nearest to the run's ``@pre``."""
-    from interp_tasks.checkpoints.marks import find_marks
+    from interp_tasks.checkpoints.refs import find_marks
 
     pre = find_marks(run, named[0].run_name)["pre"]
     return min((one.step for one in named), key=lambda step: abs(step - pre))

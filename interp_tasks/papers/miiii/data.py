@@ -13,9 +13,7 @@ from circuits.figures.layout import draw
 from circuits.figures.panels import heat
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import grid_of
-from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.table import COLUMNS, Row, filled, side_by_side, tidy
+from interp_tasks.measurement.result import COLUMNS, Result, Row, experiment, filled, side_by_side, tidy
 from interp_tasks.pages import Column, Figure, number
 from interp_tasks.papers.grid import GridInputs
 
@@ -36,9 +34,6 @@ def data(task: str | Task, config: Mapping[str, Any] | None = None) -> Result:
     Args:
         task: the name of a task with a grid of inputs, or such a task.
         config: settings of a task that is given by name.
-
-    Raises:
-        UserError, TaskError: in one line.
     """
     import pandas
 

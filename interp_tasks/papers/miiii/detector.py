@@ -12,12 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import SPLITS
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import measure
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
-from interp_tasks.measurement.table import Row, numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,9 +37,6 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     Args:
         refs: REFs of checkpoints of a task whose answers are the remainders of one number.
         options: seed, task, task_config, device, progress: see :class:`Options`.
-
-    Raises:
-        UserError: for a task without such answers, or with shuffled ones.
     """
     for name in ("tokens", "samples", "split"):
         if options.get(name) is not None:

@@ -18,11 +18,9 @@ from circuits.figures.layout import draw
 from circuits.figures.panels import heat
 from interp_tasks.checkpoints.run_files import iterate_metrics
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.intervals import finite_or_nan
-from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.result import Result, Row, experiment, numbers, tidy
 from interp_tasks.measurement.run_logs import Run, read_runs
-from interp_tasks.measurement.table import Row, numbers, tidy
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -46,9 +44,6 @@ def gradients(runs: str | Sequence[str], start: Annotated[int, START] = 0) -> Re
         runs: run folders, globs of some, or ``zoo:NAME``, trained with ``train.gradient_norms_every`` above 0.
         start: only what was logged from this step on: the first steps can be larger than all that follows (the
             published figure begins at 1,000 of 65,536).
-
-    Raises:
-        UserError: in one line; also for a run that logged no gradient norms.
     """
     import pandas
 

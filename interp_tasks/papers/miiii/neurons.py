@@ -12,13 +12,10 @@ import typer
 from circuits.figures.layout import draw
 from circuits.figures.panels import heat
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import THRESHOLD, check_choice, check_draws
-from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
 from interp_tasks.measurement.run_logs import logged_drop
-from interp_tasks.measurement.runner import measure
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, run_of
-from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.pages import Figure
 from interp_tasks.papers.grid import GridInputs
 
@@ -115,9 +112,6 @@ def neurons(
         site: ``"mlp_post"``, in every layer; ``"pattern"``: each head's attention from where the task reads to a digit.
         draws: relabellings of the digits behind ``active frequencies``; see ``features.active``.
         options: seed, task, task_config, device, progress: see :class:`Options`; samples and split play no part.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line; a UserError for a task without a grid of two input digits.
     """
     from interp_tasks.papers.miiii.features import amplitudes, features_of
 

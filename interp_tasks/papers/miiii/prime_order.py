@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_level
-from interp_tasks.measurement.result import Result
+from interp_tasks.measurement.result import Result, experiment, tidy
 from interp_tasks.measurement.run_logs import Run, read_runs, setting
-from interp_tasks.measurement.table import tidy
 
 if TYPE_CHECKING:
     from interp_tasks.measurement.embeddings import Array
@@ -57,9 +55,6 @@ def prime_order(
         runs: run folders, globs of some, or ``zoo:NAME``, of tasks that log ``accuracy_q`` and have a base p.
         level: a prime has generalised once its validation accuracy first is at this level.
         seed: of the permutations.
-
-    Raises:
-        UserError: in one line.
     """
     import numpy as np
     import pandas

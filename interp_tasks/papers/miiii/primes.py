@@ -10,12 +10,9 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import recorded
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import check_draws
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import measure
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
-from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.papers.grid import Answer, GridInputs
 
 if TYPE_CHECKING:
@@ -70,9 +67,6 @@ def primes(
         ablate: take each answer away as well: all functions of the digits mod q from the embedding; the neurons of
             the last layer that serve it most.
         options: as :class:`Options` has them; accuracies are of 2048 samples by default.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line; a UserError for a task without modular answers.
     """
     check_draws(draws)
     check_has_task("primes", options)

@@ -22,9 +22,7 @@ from interp_tasks.measurement.embeddings import (
     resamples,
     untrained_tables,
 )
-from interp_tasks.measurement.experiment import experiment
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import measure
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -33,7 +31,6 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     run_of,
 )
-from interp_tasks.measurement.table import Row, numbers
 from interp_tasks.papers.grid import GridInputs
 
 if TYPE_CHECKING:
@@ -76,9 +73,6 @@ def weights(
         control: REFs of models to compare them with, such as one trained on shuffled answers: rows of their own.
         options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples, random
             orders and untrained models.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line.
     """
     check_has_task("weights", options)
     examples = Examples.of(options)

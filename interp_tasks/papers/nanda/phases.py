@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from interp_tasks.measurement.crossings import crossing
-from interp_tasks.measurement.table import Row
+from interp_tasks.measurement.result import Row
 
 #: Phases are looked for in curves of this many stored steps at least.
 MIN_STEPS = 4

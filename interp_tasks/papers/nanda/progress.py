@@ -20,10 +20,8 @@ import typer
 
 from circuits.figures.layout import Panel, draw
 from circuits.figures.panels import Series, curve, spectrum
-from interp_tasks.measurement.experiment import experiment
 from interp_tasks.measurement.options import RULES, check_kinds, parse_rule
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.runner import measure
+from interp_tasks.measurement.result import Result, Row, experiment, measure, side_by_side
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -35,7 +33,6 @@ from interp_tasks.measurement.subjects import (
     run_of,
     trained_on,
 )
-from interp_tasks.measurement.table import Row, side_by_side
 from interp_tasks.pages import Column, Figure, number, signed
 from interp_tasks.papers import nanda as words
 from interp_tasks.papers.grid import GridInputs
@@ -114,7 +111,7 @@ class Followed:
 
     def rows(self, subject: LoadedCheckpoint, on_grid: GridModel, kinds: Sequence[str]) -> Iterator[Row]:
         """Yields the rows of one checkpoint; of the last one its mechanism and the run's phases too."""
-        from interp_tasks.papers.nanda import losses, mechanism
+        from interp_tasks.papers.nanda import losses
         from interp_tasks.papers.nanda.phases import phase_rows
 
         answers = on_grid.inputs.answers
@@ -137,14 +134,14 @@ class Followed:
             logits, keys = on_grid.logits[:, answer.classes], self.keys[name]
             self.coefficients[name] = answer.sum.cosines(logits).coefficients.tolist()
             if "map" in kinds:
-                yield from mechanism.map_rows(on_grid, answer, keys)
+                yield from losses.map_rows(on_grid, answer, keys)
             if "neurons" in kinds and keys:
-                yield from mechanism.removal_rows(on_grid, answer, keys)
+                yield from losses.removal_rows(on_grid, answer, keys)
             yield from phase_rows(name, self.curves.get(name, {}) | self.curves.get("", {}))
         if "attention" in kinds:
-            yield from mechanism.attention_rows(on_grid)
+            yield from losses.attention_rows(on_grid)
         if "skips" in kinds:
-            yield from mechanism.skip_rows(on_grid)
+            yield from losses.skip_rows(on_grid)
 
     def follow(self, rows: Sequence[Row], step: int) -> None:
         """Stores the values that the phases and the figure are made of."""
@@ -180,9 +177,6 @@ def progress(
             inputs. Indices of the grid's inputs (the last coordinate varies fastest: a·p + b), a mask of all of them,
             or an ``.npy`` file of either.
         options: seed, task, task_config, device, progress: see :class:`Options`. Nothing is sampled.
-
-    Raises:
-        UserError, TaskError, CircuitsError: in one line; a UserError for a task without modular answers.
     """
     from interp_tasks.papers.nanda.losses import GridModel, splits_of
 

@@ -9,10 +9,10 @@ import torch
 
 import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
-from interp_tasks.checkpoints.load import read_training_state
-from interp_tasks.checkpoints.meta import read_meta, signed
+from interp_tasks.checkpoints.checkpoint import read_training_state
+from interp_tasks.checkpoints.run_files import read_meta, signed
 from interp_tasks.errors import UserError
-from tasks.post_norm import PostNormTransformer
+from tasks.hooked import PostNormTransformer
 from tests.interp_tasks.checkpoints.models import build
 
 

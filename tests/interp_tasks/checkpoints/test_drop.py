@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 import tasks
 from interp_tasks.checkpoints import Drop, detect_drop, find_marks, read_run, zoo_names
 from interp_tasks.checkpoints.drop import drop_or_reason, plateau_steps
-from interp_tasks.checkpoints.marks import find_drop, theoretical_plateau
-from interp_tasks.checkpoints.refs import find_run
+from interp_tasks.checkpoints.refs import find_drop, find_run, theoretical_plateau
 from interp_tasks.checkpoints.run_files import stored_steps
 from interp_tasks.errors import UserError
 from interp_tasks.training.records import declared_drop

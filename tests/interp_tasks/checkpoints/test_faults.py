@@ -11,9 +11,8 @@ from transformer_lens import HookedTransformer
 import tasks
 from circuits import intervene, transplant
 from interp_tasks.checkpoints import load_checkpoint, read_metrics, read_run, save_checkpoint
-from interp_tasks.checkpoints.load import read_training_state
-from interp_tasks.checkpoints.meta import read_meta, signed
-from interp_tasks.checkpoints.run_files import digest
+from interp_tasks.checkpoints.checkpoint import read_training_state
+from interp_tasks.checkpoints.run_files import digest, read_meta, signed
 from interp_tasks.errors import UserError
 from tasks.errors import TaskError
 from tests.interp_tasks.checkpoints.models import build

@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from interp_tasks.checkpoints import find_marks, refs, resolve, zoo_names
-from interp_tasks.checkpoints.marks import find_drop
-from interp_tasks.checkpoints.meta import FORMAT, signed
-from interp_tasks.checkpoints.refs import find_run
-from interp_tasks.checkpoints.run_files import CLOCK_FILE, METRICS_FILE, read_clock, read_metrics
+from interp_tasks.checkpoints.refs import find_drop, find_run
+from interp_tasks.checkpoints.run_files import (
+    CLOCK_FILE,
+    FORMAT,
+    METRICS_FILE,
+    read_clock,
+    read_metrics,
+    signed,
+)
 from interp_tasks.errors import UserError
 
 STEPS = [0, 1, 2, 4, 100, 200, 300, 1000, 2000, 3000, 4000]

@@ -14,9 +14,9 @@ import tasks
 from interp_tasks import experiments
 from interp_tasks.cli import commands
 from interp_tasks.cli.app import every_command, program
-from interp_tasks.cli.failures import exit_code_of
+from interp_tasks.cli.terminal import exit_code_of
 from interp_tasks.experiments import every_experiment, experiment_named
-from interp_tasks.measurement.experiment import EXPERIMENTS
+from interp_tasks.measurement.result import EXPERIMENTS
 from interp_tasks.pages import versions
 
 SMALL = ["--samples", "12", "--quiet"]

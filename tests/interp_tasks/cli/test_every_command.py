@@ -13,7 +13,7 @@ import tasks
 from interp_tasks.cli import main
 from interp_tasks.cli import options as cli_options
 from interp_tasks.cli.app import every_command, program
-from interp_tasks.cli.output import print_as
+from interp_tasks.cli.tables import print_as
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.reproduction.reproduction import COLUMNS as VERDICT_COLUMNS
 from interp_tasks.training.cost import Cost

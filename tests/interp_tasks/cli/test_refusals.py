@@ -24,7 +24,7 @@ QUICK = {
     "progress --ckpt run": ["progress is now interp-run modular progress"],
     "schema": ["schema is now interp-run --schema"],
     "train matrix-completion --stacked": ["--stacked is gone"],
-    "runs search modular-addition --storage sqlite:///x.db": ["--storage is gone", "OUT/search.db"],
+    "runs search modular-addition --storage sqlite:///x.db": ["--storage is gone", "OUT/trials.json"],
     "runs zoo --pack run": ["--pack is now"],
     "reproduce nanda --verbose": ["--verbose is gone"],
     "ablation --ckpt rnu@last": ["no run or checkpoint folder 'rnu'", "did you mean 'run'"],
@@ -182,7 +182,7 @@ BEFORE_LOADING = {
 @pytest.mark.parametrize("line", [*QUICK, *BEFORE_LOADING], ids=lambda line: line[:60])
 def test_a_mistake_is_one_line_and_exit_2(root, monkeypatch, capsys, line):
     monkeypatch.chdir(root)
-    monkeypatch.setattr("interp_tasks.checkpoints.load.load_resolved", None)
+    monkeypatch.setattr("interp_tasks.checkpoints.checkpoint.load_resolved", None)
     before = {each for each in root.iterdir() if each.name != "__pycache__"}
     code = main(shlex.split(line))
     out, err = capsys.readouterr()

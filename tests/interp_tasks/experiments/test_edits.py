@@ -12,7 +12,7 @@ from circuits.interventions.replacements import derangement
 from circuits.statistics import holm
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, ablation, heads, lens, patch, permute, transplant
-from interp_tasks.measurement import table
+from interp_tasks.measurement import result as results
 
 N, SEED = 24, 3
 METRICS = ["mse_all", "mse_masked", "mse_observed"]
@@ -108,7 +108,7 @@ def test_permute_is_what_permuted_position_tables_compute(models, folders, batch
             order = torch.randperm(9, generator=torch.Generator().manual_seed(described["seed"]))
             edited.pos_embed.W_pos.data = model.pos_embed.W_pos.data[order]
             expected.append(pooled(edited(batch.tokens), batch))
-        spread = table.spread(result.frame)
+        spread = results.spread(result.frame)
         for metric in METRICS:
             rows = frame[frame["metric"] == metric]
             each = [draw[metric] for draw in expected]

@@ -18,8 +18,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.grids import grid, read_spec, spec_of
 from interp_tasks.grids import run as running_module
 from interp_tasks.grids.plan import plan
-from interp_tasks.grids.run import read_record, record_file, result_file, slots_of
-from interp_tasks.grids.table import pooled, result_of, table
+from interp_tasks.grids.run import pooled, read_record, record_file, result_file, result_of, slots_of, table
 
 TINY = {"task.p": 11, "train.steps": 4, "train.eval_samples": 8, "model.d_model": 8, "model.n_heads": 2}
 ABLATION = {"name": "ablation", "at": "last", "settings": {"samples": 8, "heads": "0.0"}}
@@ -226,7 +225,7 @@ def test_rows_of_several_seeds_are_means_over_them(done):
 
 def test_a_mean_over_seeds_counts_those_that_have_the_number():
     """Two of five get there: a mean over two, which was said to be over five."""
-    from interp_tasks.measurement.table import tidy
+    from interp_tasks.measurement.result import tidy
 
     steps = [100.0, 300.0, None, None, None]
     rows = pd.DataFrame({"run": [f"a/seed-{seed}" for seed in range(5)], "step": 900, "value": steps})

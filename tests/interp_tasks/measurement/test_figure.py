@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.table import tidy
+from interp_tasks.measurement.result import Result, tidy
 
 
 def result(variants=2, steps=4, experiment="ablation", runs=1):

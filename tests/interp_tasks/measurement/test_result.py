@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from interp_tasks.measurement.result import Result
-from interp_tasks.measurement.table import with_holm
+from interp_tasks.measurement.result import Result, with_holm
 
 
 def test_a_note_says_where_no_adjusted_p_value_can_be_small():

@@ -17,8 +17,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.published import Claim, Paper
 from interp_tasks.published.paper import as_typed
 from interp_tasks.reproduction import check_records, measure, reproduce, train_missing
-from interp_tasks.reproduction.records import read_file, write_records
-from interp_tasks.reproduction.runs import stored_runs
+from interp_tasks.reproduction.records import read_file, stored_runs, write_records
 
 SETTINGS = {
     "train.steps": 4,

@@ -5,10 +5,9 @@ import math
 import pytest
 
 from interp_tasks.published import Claim
-from interp_tasks.reproduction.numbers import Unmeasured, claim_numbers, rows_where
 from interp_tasks.reproduction.records import KEPT, MeasuredRun, Record, condition_in, table_of
 from interp_tasks.reproduction.reproduction import frame_of
-from interp_tasks.reproduction.verdicts import judge
+from interp_tasks.reproduction.verdicts import Unmeasured, claim_numbers, judge, rows_where
 
 WHERE = {"ref": "4", "metric": "mse"}
 

@@ -6,10 +6,8 @@ import pytest
 import torch
 from transformer_lens import HookedTransformerConfig
 
-from interp_tasks.training.dropout import Dropout
-from interp_tasks.training.forward import FusedForward, HookedForward, fastest_forward, why_not_fused
-from tasks.hooked import construct
-from tasks.post_norm import PostNormConfig
+from interp_tasks.training.forward import Dropout, FusedForward, HookedForward, fastest_forward, why_not_fused
+from tasks.hooked import PostNormConfig, construct
 
 N_POS = 5
 
