@@ -18,7 +18,7 @@ import torch
 from train_step import milliseconds, summary
 
 import tasks
-from interp_tasks.training.config import presets_of, train_config
+from interp_tasks.training.config import read_task_presets, train_config
 from interp_tasks.training.forward import FusedForward
 from interp_tasks.training.optimizer import Updater, amplified_by_ma
 
@@ -29,7 +29,7 @@ class Competitor:
     """A model with its updater on a batch of its own preset."""
 
     def __init__(self, changes: dict[str, object]) -> None:
-        sections = presets_of("modular-multiplication")["paper"]
+        sections = read_task_presets("modular-multiplication")["paper"]
         self.task = tasks.get("modular-multiplication", **sections.get("task", {}))
         config = train_config({**sections["train"], **changes})
         model = self.task.build_model(0, self.task.Model(**sections.get("model", {})))

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tasks
-from interp_tasks.training.config import presets_of, train_config
+from interp_tasks.training.config import read_task_presets, train_config
 from interp_tasks.training.forward import FusedForward, HookedForward
 from interp_tasks.training.optimizer import Updater
 
@@ -92,7 +92,7 @@ class PlainModel(nn.Module):
 
 def steps(case: str) -> dict[str, Callable[[], None]]:
     name, preset = case.split(":")
-    sections = presets_of(name)[preset]
+    sections = read_task_presets(name)[preset]
     task = tasks.get(name, **sections.get("task", {}))
     settings = task.Model(**sections.get("model", {}))
     config = train_config({**sections.get("train", {}), "optimizer": "adamw"})

@@ -23,14 +23,19 @@ from circuits.interventions import grids
 from circuits.interventions.base import Intervention, Replacement
 from circuits.interventions.edits import (
     Edit,
-    EditedMean,
+    MeanUnderEdit,
     parse_keys,
     parse_place,
     parse_places,
     parse_query_positions,
     parse_what,
 )
-from circuits.interventions.fitted import DIRECTIONS, RemoveFitted, class_functions, fourier_functions
+from circuits.interventions.fitted_functions import (
+    DIRECTIONS,
+    RemoveFitted,
+    class_functions,
+    fourier_functions,
+)
 from circuits.interventions.replacements import Mean, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
 from circuits.model.inputs import parse_given
@@ -105,7 +110,7 @@ def mean_pattern(heads: Any, reference: Inputs, of: str = "unedited", *, positio
     query_positions = parse_query_positions(positions, caller)
     if parse_choice(of, ("unedited", "edited"), caller, "of") == "unedited":
         return Edit(caller, places, Mean(tokens), query_positions)
-    replacement = EditedMean(tokens, name=caller, places=places, positions=query_positions)
+    replacement = MeanUnderEdit(tokens, name=caller, places=places, positions=query_positions)
     return Edit(caller, places, replacement, query_positions)
 
 
@@ -115,7 +120,7 @@ def zero(what: Any, *, positions: Any = None) -> Edit:
 
     At the site "scores" masked entries stay masked.
     """
-    return _ablated("ablate.zero", what, Zero(), positions)
+    return _make_ablation_edit("ablate.zero", what, Zero(), positions)
 
 
 @answers_former_names
@@ -145,7 +150,7 @@ def mean(
             f'{caller}: reference_positions= are whole numbers or a slice, and go with over="batch,pos"'
         )
     replacement = Mean(parse_given(reference, caller, "reference"), over, at)
-    made = _ablated(caller, what, replacement, positions)
+    made = _make_ablation_edit(caller, what, replacement, positions)
     if over == "batch,pos" and any("query" in place.site.kind.axes for place in made.places):
         raise CircuitsError(
             f'{caller}: over="batch,pos" at {made.places[0].site} would mix queries that see different keys; '
@@ -163,7 +168,7 @@ def resample(what: Any, source: Inputs, seed: int = 0, *, positions: Any = None)
     its own. A batch of 1 is an error.
     """
     caller = "ablate.resample"
-    return _ablated(caller, what, _resampled(source, seed, caller), positions)
+    return _make_ablation_edit(caller, what, _make_resample_replacement(source, seed, caller), positions)
 
 
 @answers_former_names
@@ -176,7 +181,7 @@ def noise(what: Any, scale: float, seed: int = 0, *, positions: Any = None) -> E
     caller = "ablate.noise"
     if not isinstance(scale, int | float | np.number) or isinstance(scale, bool) or not 0 <= scale < np.inf:
         raise CircuitsError(f"{caller}: scale={scale!r}; give a standard deviation, at least 0")
-    return _ablated(caller, what, Noise(float(scale), parse_seed(seed, caller)), positions)
+    return _make_ablation_edit(caller, what, Noise(float(scale), parse_seed(seed, caller)), positions)
 
 
 @answers_former_names
@@ -350,7 +355,7 @@ def classes(
     return Edit(caller, (place,), RemoveFitted(functions, keep), parse_query_positions(positions, caller))
 
 
-def _ablated(caller: str, what: Any, replacement: Replacement, positions: Any) -> Edit:
+def _make_ablation_edit(caller: str, what: Any, replacement: Replacement, positions: Any) -> Edit:
     """Returns an edit of heads, a site or a layer."""
     return Edit(caller, parse_what(what, caller), replacement, parse_query_positions(positions, caller))
 
@@ -365,10 +370,10 @@ def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) 
             raise CircuitsError(f"{caller}: {name}= goes with how={needed!r}, here how={how!r}")
     if how == "mean":
         return Mean(parse_given(reference, caller, "reference"))
-    return _resampled(source, seed, caller) if how == "resample" else Zero()
+    return _make_resample_replacement(source, seed, caller) if how == "resample" else Zero()
 
 
-def _resampled(source: Any, seed: int, caller: str) -> Resample:
+def _make_resample_replacement(source: Any, seed: int, caller: str) -> Resample:
     given = parse_given(source, caller, "source")
     shape = [len(given.texts)] if isinstance(given, Texts) else list(given.shape)
     if shape[0] < 2:

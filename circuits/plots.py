@@ -31,7 +31,7 @@ from circuits.fourier import spectrum as measure_spectrum
 from circuits.patterns import Maps
 from circuits.tables import chosen_metrics
 from circuits.tensors import parse_numbers
-from circuits.validate import by_text
+from circuits.validate import index_by_text
 
 __all__ = ["attention", "curve", "heads", "picture", "save", "spectrum", "titled", "untitled"]
 
@@ -171,7 +171,7 @@ def curve(
     if isinstance(data, pd.DataFrame):
         series = _curves_of_table(data, x, y, by)
     elif isinstance(data, Mapping):
-        named = by_text(data, "plots.curve", "curves")
+        named = index_by_text(data, "plots.curve", "curves")
         series = {name: _curve_of_arrays(name, values) for name, values in named.items()}
     else:
         raise CircuitsError(f"plots.curve: a table, or name -> numbers, is needed; got {type(data).__name__}")
@@ -201,7 +201,7 @@ def _curves_of_table(
             raise CircuitsError(
                 f"plots.curve: {name!r} has several rows at one {x}; say with by= which columns tell its series apart"
             )
-        series[name] = panels.of_rows(part, x, y)
+        series[name] = panels.rows_to_series(part, x, y)
     return series
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention, WeightEdit
 from circuits.model.components import COMPONENTS, PARTS
-from circuits.model.edit_state import exclusive
+from circuits.model.edit_state import hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
 from circuits.model.supported import missing_weights_hint
 from circuits.tensors import Snapshot, as_dense_tensor
@@ -118,7 +118,7 @@ def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
         raise CircuitsError(f"{caller}: {problem}; choose from {', '.join(COMPONENTS)}")
     chosen = parse_indices(layers, caller, "layers")
     # Another thread may have replaced weights of the source.
-    with exclusive(source) if isinstance(source, nn.Module) else nullcontext():
+    with hold_model_exclusively(source) if isinstance(source, nn.Module) else nullcontext():
         tensors, post_norm = _tensors(source, caller)
         for name in names:
             if not selected(tensors, (name,), chosen):

@@ -129,7 +129,7 @@ def parse_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(map(int, found)))
 
 
-def by_text(given: Mapping[Any, Any], caller: str, kind: str) -> dict[str, Any]:
+def index_by_text(given: Mapping[Any, Any], caller: str, kind: str) -> dict[str, Any]:
     """Returns the values by the text of their names, as tables have them; refuses two names of one text."""
     texts: dict[str, Any] = {}
     for name, value in given.items():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.tensors import parse_numbers
-from circuits.validate import by_text
+from circuits.validate import index_by_text
 
 __all__ = ["Partition", "adjusted", "explained", "partition", "total"]
 
@@ -96,7 +96,7 @@ def partition(values: Any, classes: Mapping[str, Any]) -> Partition:
         raise CircuitsError(f"{caller}: classes are a dict of names and whole numbers, one per example")
     kinds = {
         name: _read_classes(one, len(parsed), f"{caller}: {name}")
-        for name, one in by_text(classes, caller, "classes").items()
+        for name, one in index_by_text(classes, caller, "classes").items()
     }
     # One function fewer than classes, as their sum is constant.
     blocks = [torch.nn.functional.one_hot(kind).double()[:, 1:] for kind in kinds.values()]

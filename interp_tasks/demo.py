@@ -52,7 +52,7 @@ TRAINED, UNIFORM = "as trained", "uniform attention"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ShippedRunOutcome:
     """A shipped run with its log and task, and what edits of all heads do to it.
 
     Attributes:
@@ -83,8 +83,8 @@ class Outcome:
 class Demo:
     """Both models."""
 
-    matrices: Outcome
-    sums: Outcome
+    matrices: ShippedRunOutcome
+    sums: ShippedRunOutcome
 
 
 def check_runs() -> None:
@@ -107,7 +107,7 @@ def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) ->
 
 def measured(
     run: str, keys: Sequence[Sequence[int] | None], pictures: Mapping[int, Any], examples: Examples
-) -> Outcome:
+) -> ShippedRunOutcome:
     """Returns what uniform attention in all heads does before and after a run's drop, over all keys or over some."""
     from interp_tasks import experiments
 
@@ -116,7 +116,7 @@ def measured(
     results = [experiments.ablation(refs, keys=some, **given) for some in keys]
     (log,) = read_runs(run)
     width = resolve(refs[-1])[0].meta["model"]["d_model"]
-    return Outcome(log, task_of_run(log), width, join(results), pictures)
+    return ShippedRunOutcome(log, task_of_run(log), width, join(results), pictures)
 
 
 def passes(model: Any, tokens: Any, **options: Any) -> list[Any]:
@@ -170,7 +170,7 @@ def add(run: str, examples: Examples) -> dict[int, plotly.graph_objects.Figure]:
     return drawn
 
 
-def guessing(outcome: Outcome) -> float:
+def guessing(outcome: ShippedRunOutcome) -> float:
     """Returns the error of answering 0 at every blank: the variance of an entry, the plateau by theory."""
     return float(outcome.task.plateau_levels()["mse_masked"])
 
@@ -214,7 +214,7 @@ def edited(row: dict[str, Any], shown: Callable[[float], str]) -> str:
 BLOCKS, PLACES = "▁▂▃▄▅▆▇█", 24
 
 
-def history(outcome: Outcome, says: str) -> str:
+def history(outcome: ShippedRunOutcome, says: str) -> str:
     """Returns the drop metric over training as a row of blocks, and where its drop begins."""
     import numpy as np
 
@@ -246,7 +246,7 @@ def demo_page(found: Demo) -> Page:
     return Page(TITLE, [opening, *matrix_chapter(found.matrices), *sum_chapter(found.sums), closing], results)
 
 
-def matrix_chapter(outcome: Outcome) -> list[Section]:
+def matrix_chapter(outcome: ShippedRunOutcome) -> list[Section]:
     """Returns the chapter of the page about matrix completion."""
     task, level, after = outcome.task, guessing(outcome), outcome.row("post", "mse_masked")
     rows, columns = (len(axis.values) for axis in task.grid_axes())
@@ -270,7 +270,7 @@ def matrix_chapter(outcome: Outcome) -> list[Section]:
     ]
 
 
-def sum_chapter(outcome: Outcome) -> list[Section]:
+def sum_chapter(outcome: ShippedRunOutcome) -> list[Section]:
     """Returns the chapter of the page about modular addition."""
     modulus, chance = outcome.task.p, 1 / outcome.task.p
     intro = (
@@ -290,7 +290,7 @@ def sum_chapter(outcome: Outcome) -> list[Section]:
     ]
 
 
-def edited_sections(outcome: Outcome) -> list[Section]:
+def edited_sections(outcome: ShippedRunOutcome) -> list[Section]:
     """Returns the metrics as trained and edited, before and after the drop, and all numbers behind them."""
     frame = outcome.result.frame
     columns = [Column("checkpoint", "ref"), Column("step", "step"), *shown_columns(frame)]
@@ -300,7 +300,7 @@ def edited_sections(outcome: Outcome) -> list[Section]:
     return [replace(drawn, title=title), Table(frame, "All numbers", notes, columns, name, tall=True)]
 
 
-def over_steps(outcome: Outcome) -> plotly.graph_objects.Figure:
+def over_steps(outcome: ShippedRunOutcome) -> plotly.graph_objects.Figure:
     """Returns the pictures behind a slider, which names the marks around the drop."""
     marks = find_marks(outcome.log.path, outcome.log.name)
     named = {MARKS[mark].format(outcome.turn): step for mark, step in marks.items()}
@@ -308,7 +308,7 @@ def over_steps(outcome: Outcome) -> plotly.graph_objects.Figure:
 
 
 def curve_figure(
-    outcome: Outcome, curves: Mapping[str, Curve], level: float, axis: str, title: str, dotted: str
+    outcome: ShippedRunOutcome, curves: Mapping[str, Curve], level: float, axis: str, title: str, dotted: str
 ) -> Figure:
     """Returns metrics over training, the drop of the first in bold and a dotted line at its level."""
     from circuits.figures.layout import draw

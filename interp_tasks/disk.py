@@ -180,9 +180,9 @@ def write_together(files: Mapping[Path, str | bytes], stale: Collection[Path] = 
 
 
 @contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def create_folder_atomically(path: Path) -> Iterator[Path]:
     """Fill the folder given; on a normal exit it is renamed to ``path``, on an exception it is gone."""
-    check_absent(path)
+    check_path_is_free(path)
     temporary = temporary_beside(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         with writing(path):
             yield temporary
             sync_folder(temporary)
-            check_absent(path)  # a rename would silently replace an empty folder
+            check_path_is_free(path)  # a rename would silently replace an empty folder
             os.rename(temporary, path)
             sync_folder(path.parent)
     except BaseException:
@@ -199,7 +199,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def check_absent(path: Path) -> None:
+def check_path_is_free(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise UserError(f"{path} exists already and is not overwritten: name another folder, or remove it")
 

@@ -162,7 +162,7 @@ class Report:
         """Returns one self-contained page: main numbers, training, effects and attention by checkpoint."""
         import pandas
 
-        from interp_tasks.measurement.figure import figures
+        from interp_tasks.measurement.table_figures import figures
 
         sections: list[Section] = [Table(pandas.DataFrame(self.headlines()), name="report-headlines")]
         if self.run is not None and self.curve is not None:

@@ -37,7 +37,7 @@ class QuietContext(SpawnContext):
     Process = QuietProcess
 
 
-class Serial(Executor):
+class SerialExecutor(Executor):
     """One call after the other, in this process; what one raises, ``submit`` raises."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -50,7 +50,7 @@ class Serial(Executor):
 def pool_of(jobs: int) -> Iterator[Executor]:
     """Yields what does so many calls at a time, which share the cores; one of them in this process."""
     if jobs == 1:
-        yield Serial()
+        yield SerialExecutor()
         return
     with worker_pool(jobs, threads=max(1, (os.cpu_count() or 1) // jobs)) as pool:
         yield pool

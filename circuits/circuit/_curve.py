@@ -10,18 +10,18 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from circuits.circuit._graph import EVERYWHERE, NOWHERE, Effect, Graph, Member, Where, parse_member
+from circuits.circuit._component_graph import EVERYWHERE, NOWHERE, Effect, Graph, Member, Where, parse_member
 from circuits.circuit._measurement import Examples, Measurement, with_interval
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.layout import draw
 from circuits.figures.panels import curve as lines
-from circuits.figures.panels import of_rows
+from circuits.figures.panels import rows_to_series
 from circuits.model.types import MetricLike, TokensLike
 from circuits.statistics import LEVEL
 from circuits.sweeps.metrics import Row
 from circuits.tables import bounded, chosen_metrics, short_table
-from circuits.validate import by_text, is_whole, parse_seed
+from circuits.validate import index_by_text, is_whole, parse_seed
 
 _CALLER = "circuit.curve"
 #: The columns that a curve shows of itself.
@@ -63,7 +63,7 @@ class Curve:
         metric, *_ = chosen_metrics(self.frame, metric)
         rows = self.frame[self.frame["metric"] == metric].sort_values("size", kind="stable")
         series = {
-            str(name): of_rows(part, "size", "faithfulness")
+            str(name): rows_to_series(part, "size", "faithfulness")
             for name, part in rows.groupby("ranking", sort=False)
         }
         panel = lines(series, x="members kept", y="faithfulness", height=310)
@@ -115,7 +115,7 @@ def curve(
     seed, asked = parse_seed(seed, _CALLER), None if sizes is None else _parse_sizes(sizes)
     if not is_whole(draws, 1):
         raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")
-    named = by_text(rankings, _CALLER, "rankings")
+    named = index_by_text(rankings, _CALLER, "rankings")
     given = {name: _Ranking.of(ranking, f"{_CALLER}: {name}") for name, ranking in named.items()}
     examples = Examples.read(_CALLER, model, base, source, metric, batch, how)
     runs = Measurement.of(examples, batch_size, seed, draws)
@@ -184,7 +184,7 @@ def _drawn(
     whole = len(measurement.candidates(ranking.kind) | {member for member, _ in entries})
     at_positions = any(at != EVERYWHERE for _, at in entries)
     total = whole * measurement.positions if at_positions else whole
-    inner = [size for size in _sizes(asked, total) if size <= len(entries) and size < total]
+    inner = [size for size in _choose_curve_sizes(asked, total) if size <= len(entries) and size < total]
     shares = [measurement.share_of(entries[:size], whole) for size in inner]
     counts, share = [0, *inner, total], np.array([0.0, *shares, 1.0])
     runs = [measurement.kept(ranking.first(size)) for size in inner]
@@ -254,7 +254,7 @@ def area_under(values: np.ndarray, share: np.ndarray) -> np.ndarray:
     return np.asarray(((values[..., 1:] + values[..., :-1]) / 2 * np.diff(share)).sum(-1))
 
 
-def _sizes(asked: list[int | float] | None, total: int) -> list[int]:
+def _choose_curve_sizes(asked: list[int | float] | None, total: int) -> list[int]:
     if asked is None:
         return sorted({round(size) for size in np.geomspace(1, total, min(_SIZES, total))})
     # A product that is a whole number may come out just below it: 0.29 of 100.

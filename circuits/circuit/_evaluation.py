@@ -16,7 +16,7 @@ from circuits.figures.results import faithfulness_figure
 from circuits.statistics import holm, least_p_notes, sign_flip
 from circuits.sweeps.metrics import Row
 from circuits.tables import bounded, chosen_metrics, short_table
-from circuits.validate import answers_former_names, by_text, is_whole, parse_seed
+from circuits.validate import answers_former_names, index_by_text, is_whole, parse_seed
 
 _CALLER = "circuit.evaluate"
 #: The columns that an evaluation shows of itself.
@@ -130,9 +130,9 @@ def evaluate(
         return [{"circuit": name, **row} for name, one in given.items() for row in test(runs, one, *more)]
 
     return Evaluation(
-        pd.DataFrame(rows(_faithfulness, random)),
-        pd.DataFrame(rows(_completeness, subsets), columns=COMPLETENESS),
-        pd.DataFrame(rows(_minimality, flips) if minimality else [], columns=MINIMALITY),
+        pd.DataFrame(rows(_measure_faithfulness, random)),
+        pd.DataFrame(rows(_measure_completeness, subsets), columns=COMPLETENESS),
+        pd.DataFrame(rows(_measure_minimality, flips) if minimality else [], columns=MINIMALITY),
         runs.baseline(),
         runs.settings() | counts,
     )
@@ -145,7 +145,7 @@ def _check(counts: Mapping[str, Any]) -> None:
             raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
 
 
-def _faithfulness(measurement: Measurement, circuit: Circuit, random: int) -> Iterator[Row]:
+def _measure_faithfulness(measurement: Measurement, circuit: Circuit, random: int) -> Iterator[Row]:
     """Yields, for each metric, the share that the circuit and random ones of its size keep."""
     candidates = sorted(measurement.candidates(circuit.kind), key=lambda one: one.sort_key)
     own = [(member, circuit.where[member]) for member in candidates if member in circuit.where]
@@ -168,7 +168,7 @@ def _faithfulness(measurement: Measurement, circuit: Circuit, random: int) -> It
         yield row | {"n": measured.n}
 
 
-def _completeness(measurement: Measurement, circuit: Circuit, subsets: int) -> Iterator[Row]:
+def _measure_completeness(measurement: Measurement, circuit: Circuit, subsets: int) -> Iterator[Row]:
     """Yields, for each subset taken out, the shares of the circuit and of the model without it."""
     members, rng = circuit.members, np.random.default_rng([measurement.seed, 4])
     removed: list[Circuit] = []
@@ -187,7 +187,7 @@ def _completeness(measurement: Measurement, circuit: Circuit, subsets: int) -> I
             yield row | {"removed": "; ".join(str(member) for member, _ in part.members)}
 
 
-def _minimality(measurement: Measurement, circuit: Circuit, flips: int) -> Iterator[Row]:
+def _measure_minimality(measurement: Measurement, circuit: Circuit, flips: int) -> Iterator[Row]:
     """Yields, for each member, the share that the circuit loses without it, tested against no loss."""
     where = circuit.where
     rests = [
@@ -216,4 +216,4 @@ def _read(circuits: Any) -> dict[str, Circuit]:
             raise CircuitsError(
                 f"{_CALLER}: {name}: {type(one).__name__} is no circuit; make one with found.top(20) or circuit.edges"
             )
-    return by_text(given, _CALLER, "circuits")
+    return index_by_text(given, _CALLER, "circuits")

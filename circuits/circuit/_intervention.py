@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from circuits.circuit._graph import EVERYWHERE, NOWHERE, Graph, Layer, Member, Node, Where
+from circuits.circuit._component_graph import EVERYWHERE, NOWHERE, Graph, Layer, Member, Node, Where
 from circuits.errors import CircuitsError
 from circuits.interventions.base import (
     ActivationEdit,
@@ -47,11 +47,11 @@ class CircuitEdit(Intervention):
         graph.check_same(self.circuit.graph, self.label)
         if self.circuit.graph is None:
             graph.check(self.circuit.where, kind, self.label)
-        steps = _Steps(self.label, surface, replacement, self.circuit.where, self.keep)
+        steps = _CircuitPlanBuilder(self.label, surface, replacement, self.circuit.where, self.keep)
         if kind == "edges":
             return tuple(cut for layer in graph.layers for cut in steps.cuts(layer))
         # All outgoing edges of a node are cut where its output is replaced.
-        cut_nodes = ((node, steps.cut_at(node)) for node in graph.nodes)
+        cut_nodes = ((node, steps.get_cut_positions(node)) for node in graph.nodes)
         return tuple(steps.sender(node, at) for node, at in cut_nodes if at != NOWHERE)
 
     def describe(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class CircuitEdit(Intervention):
         return "circuit.keep" if self.keep else "circuit.cut"
 
 
-class _Steps:
+class _CircuitPlanBuilder:
     """Makes the steps of one plan; edges that share a sender and its positions share the sender's step."""
 
     def __init__(
@@ -89,7 +89,7 @@ class _Steps:
         self._senders: dict[tuple[Node, Where], ActivationEdit] = {}
         self._replacements: dict[frozenset[int], Replacement] = {}
 
-    def cut_at(self, member: Member) -> Where:
+    def get_cut_positions(self, member: Member) -> Where:
         """Returns the positions at which a node or an edge carries the source's values."""
         return self._cut_where.get(member, self._cut_elsewhere)
 
@@ -101,7 +101,7 @@ class _Steps:
                 positions = tuple(sorted(at.positions))
             elif at.positions:
                 replacement = self._replacements.setdefault(
-                    at.positions, Elsewhere(self._replacement, at.positions)
+                    at.positions, ReplacementOutsidePositions(self._replacement, at.positions)
                 )
             self._senders[node, at] = ActivationEdit(
                 self._label,
@@ -134,7 +134,7 @@ class _Steps:
 
 
 @dataclass(frozen=True)
-class Elsewhere(Replacement):
+class ReplacementOutsidePositions(Replacement):
     """Another replacement, but at some positions, which keep the activation of the run."""
 
     inner: Replacement

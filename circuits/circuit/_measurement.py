@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from circuits.circuit._graph import EVERYWHERE, Edge, Graph, Member, Where
+from circuits.circuit._component_graph import EVERYWHERE, Edge, Graph, Member, Where
 from circuits.circuit._intervention import CircuitEdit, is_sender, stored
 from circuits.circuit._value import Circuit
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
-from circuits.engine.batch_size import within_memory
+from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import run
-from circuits.interventions.base import MeanOver, Reference, Replacement
-from circuits.interventions.forward_pass import References
+from circuits.interventions.base import MeanOverExamples, Reference, Replacement
+from circuits.interventions.forward_pass import CleanPassResults
 from circuits.interventions.replacements import Zero, align_mean, parse_source
 from circuits.model.edit_state import inside_block
 from circuits.model.hooked_model import HookedModel
@@ -27,7 +27,7 @@ from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.sweeps.metrics import Metric, PerExample, Row, first_choice, in_errors
+from circuits.sweeps.metrics import Metric, PerExample, Row, first_choice, quote_metric
 
 Self = TypeVar("Self", bound="Examples")
 
@@ -88,8 +88,8 @@ class Examples:
     def means(self, hooks: Iterable[str], size: int) -> dict[str, Tensor]:
         """Returns the means over the source's examples at their own positions, [1 pos ...], `size` in a forward."""
         assert self.source is not None
-        wanted = {hook: Reference(self.source, hook, Site(hook).kind, MeanOver()) for hook in hooks}
-        passes = References(self.surface, size * self.base.shape[1])
+        wanted = {hook: Reference(self.source, hook, Site(hook).kind, MeanOverExamples()) for hook in hooks}
+        passes = CleanPassResults(self.surface, size * self.base.shape[1])
         passes.fetch(wanted.values())
         return {hook: passes[one] for hook, one in wanted.items()}
 
@@ -106,7 +106,7 @@ def concatenated(parts: Sequence[PerExample]) -> PerExample:
     """Concatenates sums and counts over examples, by metric."""
     for name in sorted({name for part in parts for name in part}):
         if any(name not in part for part in parts):
-            raise CircuitsError(f"{in_errors(name)}: returned for some examples only")
+            raise CircuitsError(f"{quote_metric(name)}: returned for some examples only")
     found: PerExample = {}
     for name in parts[0]:
         sums, counts = zip(*(part[name] for part in parts), strict=True)
@@ -157,7 +157,7 @@ class Measurement:
         kept = len(graph.nodes) * (surface.sizes["d_model"] or 1)
         size = rows_in_a_forward(surface, examples.base.shape[1], batch_size, examples.caller, kept=kept)
         measurement = cls(examples, graph, size, seed, draws)
-        within_memory(size, measurement._prepare)
+        run_within_memory(size, measurement._prepare)
         return measurement
 
     def settings(self) -> Row:
@@ -238,7 +238,7 @@ class Measurement:
 
     def share_of(self, members: Iterable[tuple[Member, Where]], of: int) -> float:
         """Returns the share of `of` members that these are; a member at some positions counts by its share of them."""
-        return sum(at.number_in(self.positions) for _, at in members) / (of * self.positions)
+        return sum(at.count_positions(self.positions) for _, at in members) / (of * self.positions)
 
     def kept(self, circuit: Circuit) -> PerExample:
         """Returns the metric's sums and counts per example where a circuit is kept."""
@@ -273,7 +273,7 @@ class Measurement:
             self.forwards += len(found)
             return concatenated(found)
 
-        return within_memory(self.size, measured)
+        return run_within_memory(self.size, measured)
 
     # ---- Statistics
 
@@ -327,5 +327,5 @@ def with_interval(name: str, value: float, drawn: np.ndarray) -> Row:
 def stacked(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns sums and counts [run example]."""
     if any(metric not in one for one in runs):
-        raise CircuitsError(f"{in_errors(metric)}: returned for some circuits only")
+        raise CircuitsError(f"{quote_metric(metric)}: returned for some circuits only")
     return np.stack([one[metric][0] for one in runs]), np.stack([one[metric][1] for one in runs])

@@ -13,7 +13,16 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from circuits.circuit._graph import EVERYWHERE, NOWHERE, Edge, Effect, Graph, Member, Where, parse_member
+from circuits.circuit._component_graph import (
+    EVERYWHERE,
+    NOWHERE,
+    Edge,
+    Effect,
+    Graph,
+    Member,
+    Where,
+    parse_member,
+)
 from circuits.errors import CircuitsError, format_value
 
 if TYPE_CHECKING:
@@ -129,25 +138,25 @@ class Circuit:
         return at & self.where.get(member, NOWHERE) == at
 
     def __or__(self, other: Any) -> Circuit:
-        return self._combined("|", other, lambda one, two: one | two)
+        return self._combine_with("|", other, lambda one, two: one | two)
 
     def __and__(self, other: Any) -> Circuit:
-        return self._combined("&", other, lambda one, two: one & two)
+        return self._combine_with("&", other, lambda one, two: one & two)
 
     def __sub__(self, other: Any) -> Circuit:
-        return self._combined("-", other, lambda one, two: one & two.inverse)
+        return self._combine_with("-", other, lambda one, two: one & two.inverse)
 
     def __invert__(self) -> Circuit:
         if self.graph is None:
             raise CircuitsError(
                 "~: the graph is unknown, so what is outside the circuit is too; write circuit.full(model) - c"
             )
-        return _full(self.graph, self.kind) - self
+        return _make_full_circuit(self.graph, self.kind) - self
 
     def __le__(self, other: Any) -> bool:
-        return not len(self._combined("<=", other, lambda one, two: one & two.inverse))
+        return not len(self._combine_with("<=", other, lambda one, two: one & two.inverse))
 
-    def _combined(self, sign: str, other: Any, combine: Callable[[Where, Where], Where]) -> Circuit:
+    def _combine_with(self, sign: str, other: Any, combine: Callable[[Where, Where], Where]) -> Circuit:
         """Returns a circuit of both circuits' members, where each acts as `combine` says."""
         if not isinstance(other, Circuit):
             raise CircuitsError(
@@ -272,7 +281,7 @@ def edges(names: Iterable[str] | str, model: Any = None) -> Circuit:
         names: a list, or a text with one in each line or between semicolons; the same one twice counts once.
         model: where given, edges that it lacks are refused here, and `~` is relative to its graph.
     """
-    return _of_names(names, "edges", model)
+    return _make_circuit_from_names(names, "edges", model)
 
 
 def nodes(names: Iterable[str] | str, model: Any = None) -> Circuit:
@@ -282,7 +291,7 @@ def nodes(names: Iterable[str] | str, model: Any = None) -> Circuit:
         names: as in `edges`.
         model: as in `edges`.
     """
-    return _of_names(names, "nodes", model)
+    return _make_circuit_from_names(names, "nodes", model)
 
 
 def full(model: Any, kind: str = "edges") -> Circuit:
@@ -293,20 +302,22 @@ def full(model: Any, kind: str = "edges") -> Circuit:
     """
     from circuits.validate import parse_choice
 
-    return _full(_graph_of(model), parse_choice(kind, ("edges", "nodes"), "circuit.full", "kind"))
+    return _make_full_circuit(
+        _build_graph(model), parse_choice(kind, ("edges", "nodes"), "circuit.full", "kind")
+    )
 
 
-def _full(graph: Graph, kind: str) -> Circuit:
+def _make_full_circuit(graph: Graph, kind: str) -> Circuit:
     return Circuit.of(kind, dict.fromkeys(graph.members(kind), EVERYWHERE), graph)
 
 
-def _graph_of(model: Any) -> Graph:
+def _build_graph(model: Any) -> Graph:
     from circuits.model.hooked_model import HookedModel
 
     return Graph.of(HookedModel.of(model))
 
 
-def _of_names(names: Iterable[Any], kind: str, model: Any) -> Circuit:
+def _make_circuit_from_names(names: Iterable[Any], kind: str, model: Any) -> Circuit:
     caller = f"circuit.{kind}"
     if isinstance(names, str):
         names = [name for name in names.replace("\n", ";").split(";") if name.strip()]
@@ -316,7 +327,7 @@ def _of_names(names: Iterable[Any], kind: str, model: Any) -> Circuit:
     for name in names:
         member, at = parse_member(name, kind, caller)
         where[member] = where.get(member, NOWHERE) | at
-    graph = None if model is None else _graph_of(model)
+    graph = None if model is None else _build_graph(model)
     if graph is not None:
         graph.check(where, kind, caller)
     return Circuit.of(kind, where, graph)

@@ -58,7 +58,7 @@ def batch_size(
     return max(1, scale * min(TOKENS, NUMBERS // max(1, layers * layer + outputs + kept)) // length)
 
 
-def within_memory(size: int, run: Callable[[int], Result]) -> Result:
+def run_within_memory(size: int, run: Callable[[int], Result]) -> Result:
     """Returns `run(size)`; where an accelerator runs out of memory, `run` of half the size, down to 1."""
     while True:
         try:

@@ -32,7 +32,7 @@ _RADIUS = _NODE / 2 / _ROW
 _GAP = 0.47
 
 
-class _Place(NamedTuple):
+class _NodePosition(NamedTuple):
     x: float
     y: float
 
@@ -51,30 +51,32 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
         f"A circuit of {len(frame)} {kind if len(frame) != 1 else kind[:-1]}",
     )
     if kind == "nodes":
-        places = _places(frame["name"])
-        _add_nodes(figure, places, {row["name"]: _hover(row) for row in frame.to_dict("records")})
-        return _finished(figure, places, title, "Hover for what is known of a node.")
+        places = _place_nodes(frame["name"])
+        _add_nodes(figure, places, {row["name"]: _format_hover_text(row) for row in frame.to_dict("records")})
+        return _lay_out_figure(figure, places, title, "Hover for what is known of a node.")
     size = frame["effect"].abs().fillna(frame["estimate"].abs())
     # Without any effect all lines are of one width, and the first are drawn.
     order = np.argsort(-size.fillna(0).to_numpy(), kind="stable")[:DRAWN]
     rows = frame.assign(size=size.fillna(0)).iloc[np.sort(order)].to_dict("records")
     largest = float(size.max()) if size.notna().any() else 0.0
-    places = _places({row["sender"] for row in rows} | {_component(row["receiver"]) for row in rows})
+    places = _place_nodes(
+        {row["sender"] for row in rows} | {_get_receiving_node(row["receiver"]) for row in rows}
+    )
     # The key has lines of its own: those of edges are faded.
     ended = {_input(row["receiver"]) for row in rows}
     for group in (group for group in INPUTS if group in ended):
         _add_line(figure, [None], [None], group, _KEY)
     for row in rows:
-        group, hover = _input(row["receiver"]), _hover(row)
+        group, hover = _input(row["receiver"]), _format_hover_text(row)
         width = _NARROWEST + (_WIDEST - _NARROWEST) * (row["size"] / largest if largest else 0.0)
-        xs, ys = _curve(places[row["sender"]], places[_component(row["receiver"])], group, places)
+        xs, ys = _curve(places[row["sender"]], places[_get_receiving_node(row["receiver"])], group, places)
         known = {"text": [hover] * len(xs), "hovertemplate": "%{text}<extra></extra>"}
         _add_line(figure, xs, ys, group, width, showlegend=False, opacity=SHOWN, **known)
     _add_nodes(figure, places, {name: name for name in places})
     subtitle = "Width: size of the effect, where known; hover for it. The legend hides edges of a kind."
     if len(frame) > DRAWN:
         subtitle += f" Drawn are the {DRAWN} largest of {len(frame)} edges."
-    return _finished(figure, places, title, subtitle)
+    return _lay_out_figure(figure, places, title, subtitle)
 
 
 def _add_line(
@@ -86,7 +88,7 @@ def _add_line(
     figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name=f"into {group}", legendgroup=group, **more)
 
 
-def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) -> None:
+def _add_nodes(figure: Any, places: dict[str, _NodePosition], hover: dict[str, str]) -> None:
     """Draws the nodes with their names."""
     figure.add_scatter(
         x=[place.x for place in places.values()],
@@ -102,7 +104,7 @@ def _add_nodes(figure: Any, places: dict[str, _Place], hover: dict[str, str]) ->
     )
 
 
-def _finished(figure: Any, places: dict[str, _Place], title: str, subtitle: str) -> Any:
+def _lay_out_figure(figure: Any, places: dict[str, _NodePosition], title: str, subtitle: str) -> Any:
     """Lays the figure out: both axes in proportion to pixels, so that lines end at the nodes."""
     xs, ys = [place.x for place in places.values()] or [0], [place.y for place in places.values()] or [0]
     # The title needs some width.
@@ -120,16 +122,16 @@ def _finished(figure: Any, places: dict[str, _Place], title: str, subtitle: str)
     return titled(figure, title, subtitle)
 
 
-def _places(names: Any) -> dict[str, _Place]:
+def _place_nodes(names: Any) -> dict[str, _NodePosition]:
     """Returns where nodes are drawn, by name and from below: the rows that are there stand close together."""
     by_row: dict[tuple[float, ...], list[str]] = {}
     for name in names:
         by_row.setdefault(_row(name), []).append(name)
-    places: dict[str, _Place] = {}
+    places: dict[str, _NodePosition] = {}
     for height, row in enumerate(sorted(by_row)):
-        members = sorted(set(by_row[row]), key=_number)
+        members = sorted(set(by_row[row]), key=_get_node_order)
         for index, name in enumerate(members):
-            places[name] = _Place(index - (len(members) - 1) / 2, float(height))
+            places[name] = _NodePosition(index - (len(members) - 1) / 2, float(height))
     return places
 
 
@@ -141,13 +143,13 @@ def _row(name: str) -> tuple[float, ...]:
     return (float(name[3:]), 1.0) if name.startswith("mlp") else (float(name.partition(".")[0]), 0.0)
 
 
-def _number(name: str) -> tuple[bool, int, str]:
+def _get_node_order(name: str) -> tuple[bool, int, str]:
     """Returns what orders nodes within a row: heads by their number, key-value groups behind them."""
     last = name.rpartition(".")[2]
     return last.startswith("k"), int(re.sub(r"\D", "", last) or 0), name
 
 
-def _component(receiver: str) -> str:
+def _get_receiving_node(receiver: str) -> str:
     """Returns the node that an input belongs to: "1.3" of "1.3.q"."""
     return re.sub(r"\.[qkv]$", "", receiver)
 
@@ -155,11 +157,11 @@ def _component(receiver: str) -> str:
 def _input(receiver: str) -> str:
     if receiver == "output":
         return "output"
-    return receiver[-1] if _component(receiver) != receiver else "MLP"
+    return receiver[-1] if _get_receiving_node(receiver) != receiver else "MLP"
 
 
 def _curve(
-    start: _Place, end: _Place, group: str, places: Mapping[str, _Place]
+    start: _NodePosition, end: _NodePosition, group: str, places: Mapping[str, _NodePosition]
 ) -> tuple[list[float], list[float]]:
     """Returns points of a line that passes beside the nodes between its ends; q, k and v arrive side by side."""
     side = {"q": -1, "v": 1}.get(group, 0)
@@ -167,16 +169,20 @@ def _curve(
     # A line to the next row is straight; others go round the middle, where MLPs stand.
     bend = (0.13 * span if span > 1 else 0.0) * (side or (1 if start.x >= end.x else -1))
     # From the top of one node to the bottom of the other.
-    start = _Place(start.x, start.y + _RADIUS)
-    end = _Place(end.x + 0.6 * side * _RADIUS * _ROW / _COLUMN, end.y - (0.8 if side else 1.0) * _RADIUS)
-    bend = _clear(start, end, bend, places)
+    start = _NodePosition(start.x, start.y + _RADIUS)
+    end = _NodePosition(
+        end.x + 0.6 * side * _RADIUS * _ROW / _COLUMN, end.y - (0.8 if side else 1.0) * _RADIUS
+    )
+    bend = _clear_bend(start, end, bend, places)
     share = np.linspace(0, 1, 9)
     xs = start.x + (end.x - start.x) * share + bend * np.sin(np.pi * share)
     ys = start.y + (end.y - start.y) * share
     return [float(x) for x in xs], [float(y) for y in ys]
 
 
-def _clear(start: _Place, end: _Place, bend: float, places: Mapping[str, _Place]) -> float:
+def _clear_bend(
+    start: _NodePosition, end: _NodePosition, bend: float, places: Mapping[str, _NodePosition]
+) -> float:
     """Returns the bend nearest to this one with which a line keeps off all nodes between its ends, or the one that
     keeps off them most. Columns are narrow on a narrow page: only midway between two nodes is a line sure to be seen.
     """
@@ -190,7 +196,7 @@ def _clear(start: _Place, end: _Place, bend: float, places: Mapping[str, _Place]
     return float(bends[np.argmax(gaps)])
 
 
-def _hover(row: Mapping[Any, Any]) -> str:
+def _format_hover_text(row: Mapping[Any, Any]) -> str:
     lines = [f"<b>{row['name']}</b>"]
     if row["positions"] != "all":
         lines.append(f"at {row['positions']}")

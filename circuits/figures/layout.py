@@ -156,7 +156,7 @@ def draw(
     lines = [1 + title.count("<br>") if title else 0 for title in titles]
     above, first = (LINE * max(some) + 6 * bool(max(some)) for some in (lines, lines[:columns]))
     heights = [max(panel.height for panel in row) for row in rows]
-    *between, below = (max(map(_below, row, widths)) for row in rows)
+    *between, below = (max(map(_compute_bottom_margin, row, widths)) for row in rows)
     distance = max(between) + above if between else 0.0
     across, down = sum(widths) + gap * (columns - 1), sum(heights) + distance * (len(rows) - 1)
     cells: list[Any] = [{}] * len(panels) + [None] * (len(rows) * columns - len(panels))
@@ -173,7 +173,7 @@ def draw(
     figure.update_annotations(font_size=13, yshift=3)
     for number, panel in enumerate(panels):
         _add_panel(figure, panel, *divmod(number, columns), share_y, down)
-    said, legend = _shorten(figure), _legend_height(figure)
+    said, legend = _shorten_long_labels(figure), _legend_height(figure)
     figure.update_layout(
         template=TEMPLATE,
         height=int(first + down + below + legend + 10),
@@ -226,14 +226,14 @@ def _labels(traces: Sequence[Any], letter: str) -> tuple[list[str], int]:
     return labels, max((len(part) for label in labels for part in label.split("<br>")), default=0)
 
 
-def _below(panel: Panel, width: float) -> float:
+def _compute_bottom_margin(panel: Panel, width: float) -> float:
     """Returns the pixels below a panel: more where plotly turns its labels for want of room."""
     labels, longest = _labels(panel.traces, "x")
     turned = longest * CHARACTER > width / max(1, len(labels))
     return BELOW + (0.7 * CHARACTER * min(longest, LONGEST_LABEL) if turned else 0.0)
 
 
-def _shorten(figure: Any) -> str:
+def _shorten_long_labels(figure: Any) -> str:
     """Gives long labels of an axis, and long entries of the legend, short names, and returns what these mean."""
     said: dict[str, None] = {}
     for letter in "xy":

@@ -34,7 +34,7 @@ class Series(NamedTuple):
     look: int | None = None
 
 
-def of_rows(rows: pd.DataFrame, x: str, y: str = "value", **more: Any) -> Series:
+def rows_to_series(rows: pd.DataFrame, x: str, y: str = "value", **more: Any) -> Series:
     """Returns a series of columns of a table, with the bounds `Y_ci_low` and `Y_ci_high` where the table has them."""
     low, high = f"{y}_ci_low", f"{y}_ci_high"
     known = low in rows and high in rows and rows[[low, high]].notna().any(axis=None)
@@ -67,7 +67,7 @@ def curve(
     """Returns a line per series, with a band of its bounds; with `bars`, or of one point, with an interval at each."""
     traces: list[dict[str, Any]] = []
     for index, (name, one) in enumerate(series.items()):
-        colour, symbol, dash = _look(one, index)
+        colour, symbol, dash = _choose_series_style(one, index)
         # A band of one point has no width.
         each = bars or len(one.x) == 1
         if one.low is not None and one.high is not None and not each:
@@ -102,7 +102,7 @@ def points(
 ) -> Panel:
     """Returns a mark per category and series, side by side, with intervals; `draw` needs `scattermode="group"`."""
     traces = [
-        _mark(name, one, index, x, size=9) | {"offsetgroup": name, "cliponaxis": False}
+        _make_marker_trace(name, one, index, x, size=9) | {"offsetgroup": name, "cliponaxis": False}
         for index, (name, one) in enumerate(series.items())
     ]
     down = {"title": {"text": y}} | (LOG if log_y else {})
@@ -113,12 +113,12 @@ def scatter(
     series: Mapping[str, Series], title: str = "", *, x: str = "", y: str = "", **panel: Any
 ) -> Panel:
     """Returns a mark per point."""
-    traces = [_mark(name, one, index, x) for index, (name, one) in enumerate(series.items())]
+    traces = [_make_marker_trace(name, one, index, x) for index, (name, one) in enumerate(series.items())]
     return Panel(traces, title, {"title": {"text": x}}, {"title": {"text": y}}, **panel)
 
 
-def _mark(name: str, one: Series, index: int, across: str, size: int = 8) -> dict[str, Any]:
-    colour, symbol, _ = _look(one, index)
+def _make_marker_trace(name: str, one: Series, index: int, across: str, size: int = 8) -> dict[str, Any]:
+    colour, symbol, _ = _choose_series_style(one, index)
     style = {"mode": "markers", "marker": {"symbol": symbol, "size": size, "color": colour}}
     return _trace(name, one, {"type": "scatter", **style}, across, True)
 
@@ -131,7 +131,7 @@ def bars(
         _trace(
             name,
             one,
-            {"type": "bar", "marker": {"color": _look(one, index)[0]}, "offsetgroup": name},
+            {"type": "bar", "marker": {"color": _choose_series_style(one, index)[0]}, "offsetgroup": name},
             x,
             True,
         )
@@ -240,7 +240,7 @@ def short_number(value: float) -> str:
     return f"{value:.2g}".replace("e-0", "e-")
 
 
-def _look(one: Series, index: int) -> tuple[str, str, str]:
+def _choose_series_style(one: Series, index: int) -> tuple[str, str, str]:
     """Returns the colour, symbol and dash of a series; no two of 28 share all."""
     place = index if one.look is None else one.look
     return *mark(place), DASHES[place // len(COLOURS) % len(DASHES)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.figures.layout import draw, mark, spelled
-from circuits.figures.panels import Series, bars, curve, heat, of_rows, points, scatter, spectrum
+from circuits.figures.panels import Series, bars, curve, heat, points, rows_to_series, scatter, spectrum
 
 GREY = {"dash": "dash", "color": "#808080", "width": 1.5}
 #: How the controls of a probe are drawn.
@@ -30,11 +30,13 @@ def sweep_figure(frame: pd.DataFrame, metrics: Sequence[str], words: Sequence[st
     Args:
         words: by position, its name (default: its number).
     """
-    axes = _axes(frame)
-    return _sweep_points(frame, metrics) if axes is None else _sweep_maps(frame, metrics, axes, words)
+    axes = _find_identifying_columns(frame)
+    return (
+        _sweep_points(frame, metrics) if axes is None else _draw_sweep_heatmaps(frame, metrics, axes, words)
+    )
 
 
-def _axes(frame: pd.DataFrame) -> tuple[list[str], str] | None:
+def _find_identifying_columns(frame: pd.DataFrame) -> tuple[list[str], str] | None:
     """Returns the columns that identify every variant of a site: those of the rows of a heatmap and that across it;
     None if no such columns do.
     """
@@ -48,7 +50,7 @@ def _axes(frame: pd.DataFrame) -> tuple[list[str], str] | None:
     return None
 
 
-def _sweep_maps(
+def _draw_sweep_heatmaps(
     frame: pd.DataFrame, metrics: Sequence[str], axes: tuple[list[str], str], words: Sequence[str] | None
 ) -> Any:
     columns, across = axes
@@ -88,7 +90,7 @@ def _sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
                     values = (each["variant"].tolist(), each["value"].tolist())
                     series[f"{name}, each draw"] = Series(*values, style=style, look=index)
                 else:
-                    series[name] = of_rows(each, "variant", look=index)
+                    series[name] = rows_to_series(each, "variant", look=index)
             unedited = float(part["baseline"].iloc[0])
             if unedited == unedited:
                 lines.append({"y": unedited, "line": {"dash": "dash", "color": mark(index)[0], "width": 1.5}})
@@ -206,7 +208,7 @@ def probe_figure(frame: pd.DataFrame, by: str | None = None) -> Any:
     for (target, metric), part in frame.groupby(["target", "metric"], sort=False):
         series: dict[str, Series] = {}
         for name, rows in part.groupby("line", sort=False):
-            series[str(name)] = of_rows(rows, "layer", look=looks[name])
+            series[str(name)] = rows_to_series(rows, "layer", look=looks[name])
             for control, (dash, _) in CONTROLS.items():
                 style = {"line": {"dash": dash, "width": 1.5}, "marker": {"size": 4}, "showlegend": False}
                 if rows[control].notna().any():
@@ -242,7 +244,7 @@ def screening_figure(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
         hover = [f"{n}<br>effect {e:.4g}" for n, e in zip(rows["variant"], rows["effect"], strict=True)]
         diagonal = {"mode": "lines", "line": GREY, "hoverinfo": "skip", "showlegend": False}
         series = {"equal": Series(ends, ends, style=diagonal)}
-        series["measured"] = of_rows(rows, "estimate", "effect", hover=hover, look=0)
+        series["measured"] = rows_to_series(rows, "estimate", "effect", hover=hover, look=0)
         axes: dict[str, Any] = {"x": f"estimated effect on {metric}", "y": "exact effect"}
         panels.append(scatter(series, metric, height=320, width=300, **axes))
     subtitle = (
@@ -259,7 +261,7 @@ def shares_figure(layers: pd.DataFrame, components: pd.DataFrame, metric: str) -
     """
     heads = by_head(components[components["head"].notna()], "share")
     panels = [
-        bars({"share": of_rows(layers, "component", "share")}, y=f"share of {metric}"),
+        bars({"share": rows_to_series(layers, "component", "share")}, y=f"share of {metric}"),
         heat(heads, unit="share", signed=True, row=26),
     ]
     subtitle = (
@@ -276,7 +278,7 @@ def faithfulness_figure(frame: pd.DataFrame, metric: str) -> Any:
     """
     drawn = frame[frame["random_low"].notna()]
     names, ends = drawn["circuit"].tolist(), ("random_mean", "random_low", "random_high")
-    series = {"the circuit": of_rows(frame, "circuit", "faithfulness")}
+    series = {"the circuit": rows_to_series(frame, "circuit", "faithfulness")}
     series |= {
         "random circuits of its size, and their range": Series(names, *(drawn[end].tolist() for end in ends))
     }

@@ -36,7 +36,7 @@ class CosineFit:
         return f"CosineFit of logits [{inputs} inputs × {classes} classes]: .coefficients, .explained(), .fitted()"
 
     @cached_property
-    def _waves(self) -> Float[Tensor, "frequency difference"]:
+    def _cosine_table(self) -> Float[Tensor, "frequency difference"]:
         """Returns cos(w_k d), k = 0..q/2, on the device of the logits."""
         period = len(self.by_difference)
         d = torch.arange(period, device=self.by_difference.device)
@@ -46,13 +46,13 @@ class CosineFit:
     @cached_property
     def coefficients(self) -> Float[Tensor, " frequency"]:
         """Returns α_k, k = 0..q/2, in logits; k = 0 is the mean."""
-        return self._waves @ self.by_difference / self._waves.square().sum(1)
+        return self._cosine_table @ self.by_difference / self._cosine_table.square().sum(1)
 
     def fitted(self, keys: Iterable[int]) -> Float[Tensor, "input class"]:
         """Returns the fit by the mean and the cosines of some frequencies."""
         curve = self.coefficients[0].expand(len(self.by_difference)).clone()
         for key in _parse_keys(keys, len(self.by_difference), "CosineFit"):
-            curve += self.coefficients[key] * self._waves[key]
+            curve += self.coefficients[key] * self._cosine_table[key]
         return curve[self.difference]
 
     def explained(self, keys: Iterable[int]) -> float:
@@ -133,13 +133,15 @@ class ModularSum:
 
     def directions(self, keys: Sequence[int]) -> Float[Tensor, "input direction"]:
         """Returns an orthonormal basis of the waves of some frequencies, orthogonal to the constant."""
-        return _orthonormal([self.waves(key) for key in self._checked(keys)])
+        return _orthonormalise_functions([self.waves(key) for key in self._checked(keys)])
 
     def block(self, keys: Sequence[int]) -> Float[Tensor, "input direction"]:
         """Returns an orthonormal basis of the products over coordinates of {1, cos w·mᵢxᵢ, sin w·mᵢxᵢ}: 8 per frequency
         for two coordinates.
         """
-        return _orthonormal([products(self.terms, key, self.period) for key in self._checked(keys)])
+        return _orthonormalise_functions(
+            [products(self.terms, key, self.period) for key in self._checked(keys)]
+        )
 
     def restricted(
         self, logits: Float[Tensor, "input class"], keys: Sequence[int]
@@ -203,7 +205,7 @@ def regression(
 ) -> Float[Tensor, "input feature"]:
     """Returns the least-squares fit of each feature by a constant and the regressors, float64."""
     centred = _centred(values)
-    return values.double() - centred + share(centred, _orthonormal([regressors]))
+    return values.double() - centred + share(centred, _orthonormalise_functions([regressors]))
 
 
 def variance_explained(
@@ -215,7 +217,7 @@ def variance_explained(
     """
     centred = _centred(values)
     total = centred.square().sum(0)
-    explained = share(centred, _orthonormal([regressors])).square().sum(0)
+    explained = share(centred, _orthonormalise_functions([regressors])).square().sum(0)
     return torch.where(total > 0, explained / torch.where(total > 0, total, 1.0), 0.0)
 
 
@@ -226,7 +228,7 @@ def _centred(values: Tensor) -> Tensor:
     return values - values.mean(0)
 
 
-def _orthonormal(functions: Sequence[Tensor]) -> Tensor:
+def _orthonormalise_functions(functions: Sequence[Tensor]) -> Tensor:
     """Returns an orthonormal basis of the span of some functions [input function], orthogonal to the constant."""
     together = torch.cat([one.double() for one in functions], 1)
     centred = _centred(together)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.figures.results import spectrum_bars, spectrum_map
-from circuits.fourier._grid import Grid, frequencies, parse_axis, parse_grid, parse_values, transform
+from circuits.fourier._fourier_basis import Grid, frequencies, parse_axis, parse_grid, parse_values, transform
 from circuits.tables import short_table
 from circuits.validate import answers_former_names, parse_choice
 

@@ -20,16 +20,16 @@ from circuits.interventions.base import (
     Step,
     WeightEdit,
 )
-from circuits.interventions.edges import patched_edges
-from circuits.interventions.forward_pass import ForwardPass, References, writer
+from circuits.interventions.edge_hooks import patched_edges
+from circuits.interventions.forward_pass import CleanPassResults, ForwardPass, writer
 from circuits.interventions.paths import check_edges
+from circuits.model.activation_recording import hold_eval_mode, kept_last, recording
 from circuits.model.contexts import model_block
-from circuits.model.edit_state import editing, exclusive, replaced, state_of
-from circuits.model.generation import watching
+from circuits.model.edit_state import editing, get_edit_state, hold_model_exclusively, replaced
+from circuits.model.generation import watch_generations
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
-from circuits.model.record import evaluating, kept_last, recording
 from circuits.model.sites import Site, closest_sites
 from circuits.model.types import SitesLike, TokensLike
 
@@ -80,12 +80,12 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[Any]:
     of them never took effect because its hook did not fire.
     """
     surface = HookedModel.of(model)
-    with exclusive(surface.model):
+    with hold_model_exclusively(surface.model):
         # Not before: another thread may have put something in the place of the parameters.
         plan = planned(interventions, surface)
-        references = References(surface)
+        references = CleanPassResults(surface)
         references.fetch(wanted(plan))
-        with attached(surface, plan, references):
+        with attach_plan(surface, plan, references):
             yield model
 
 
@@ -98,17 +98,17 @@ def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
 
 
 @model_block
-def attached(surface: HookedModel, plan: Plan, references: References) -> Iterator[None]:
+def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) -> Iterator[None]:
     """Puts a plan onto the model inside the block. Its clean passes must have been fetched."""
     writes = [step for step in plan if isinstance(step, ActivationEdit)]
     weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
     edges = [step for step in plan if isinstance(step, EdgePatch)]
-    call = ForwardPass(surface, references, state_of(surface.model), writes, edges)
+    call = ForwardPass(surface, references, get_edit_state(surface.model), writes, edges)
     fired: set[int] = set()
     with ExitStack() as stack:
         if plan:
             stack.enter_context(editing(surface.model))
-            stack.callback(watching(surface.model).remove)
+            stack.callback(watch_generations(surface.model).remove)
         stack.enter_context(
             replaced(surface.model, [(one.parameter, one.value.tensor) for one in weight_edits])
         )
@@ -132,7 +132,7 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
         *((edge.label, edge.sender) for edge in edges if id(edge.sender) in missed),
     ]
     for label, place in places:
-        raise CircuitsError(f"{label}: {_why_never(surface, place, call)}")
+        raise CircuitsError(f"{label}: {_explain_unused_edit(surface, place, call)}")
     for write in writes:
         numbers = write.positions if end and isinstance(write.positions, tuple) else ()
         for late in (number for number in numbers if number >= end):
@@ -141,7 +141,7 @@ def attached(surface: HookedModel, plan: Plan, references: References) -> Iterat
             )
 
 
-def _why_never(surface: HookedModel, place: ActivationEdit | Receiver, call: ForwardPass) -> str:
+def _explain_unused_edit(surface: HookedModel, place: ActivationEdit | Receiver, call: ForwardPass) -> str:
     """Says why an edit never acted: no run, no such position, or a hook that never fired."""
     if call.count == 0:
         return "the model was not run inside the block"
@@ -227,7 +227,7 @@ def run_with_padding(
     sites = [] if cache is None else [cache] if isinstance(cache, str | Site) else list(cache)
     hooks = list(dict.fromkeys(hook for site in sites for _, hook in surface.at(Site.parse(site))))
     with (
-        evaluating(model),
+        hold_eval_mode(model),
         torch.no_grad(),
         intervene(model, *interventions),
         recording(surface, hooks) as seen,

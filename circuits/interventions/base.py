@@ -107,7 +107,7 @@ class Reduction(ABC):
 
 
 @dataclass(frozen=True)
-class MeanOver(Reduction):
+class MeanOverExamples(Reduction):
     """The mean over examples, for each position of their own tokens over those that have it; or (`pooled`) over the
     tokens at `positions` (None: all) of all examples. Both axes keep extent 1.
     """
@@ -248,7 +248,7 @@ class Receiver:
 class EdgePatch:
     """Edges from one sender to some receivers, which read the sender's replacement instead of its output in the run.
 
-    All of a run act together (`circuits.interventions.edges`).
+    All of a run act together (`circuits.interventions.edge_hooks`).
     """
 
     label: str

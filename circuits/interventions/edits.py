@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from circuits.errors import CircuitsError, prefixed
-from circuits.interventions.base import ActivationEdit, Intervention, MeanOver, Reference, Replacement
+from circuits.errors import CircuitsError, prefix_error_messages
+from circuits.interventions.base import ActivationEdit, Intervention, MeanOverExamples, Reference, Replacement
 from circuits.interventions.replacements import Computed, Mean
-from circuits.model.heads import HeadSpec, index_of, looks_like_heads, parse_heads
+from circuits.model.heads import HeadSpec, index_on_head_axis, looks_like_heads, parse_heads
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import UNITS, Site
 from circuits.model.types import HeadsLike, PositionsLike, SiteLike
@@ -60,7 +60,7 @@ class Place:
         if only is not None and layers != (only,):
             raise CircuitsError(f"heads {self.heads} are not all in layer {only}, which {self.site} names")
         return [
-            (layer, hook, tuple(index_of(head) for head in chosen if head.layer == layer))
+            (layer, hook, tuple(index_on_head_axis(head) for head in chosen if head.layer == layer))
             for layer, hook in surface.at(self.site, layers)
         ]
 
@@ -88,9 +88,9 @@ class Edit(Intervention):
 
     def plan(self, surface: HookedModel) -> tuple[ActivationEdit, ...]:
         """Returns a write for each hook of the edit's places; refuses those that the model lacks and must have."""
-        with prefixed(self.label):
+        with prefix_error_messages(self.label):
             replacement = self.replacement.on(surface)
-        with prefixed(self.name):
+        with prefix_error_messages(self.name):
             writes = tuple(
                 ActivationEdit(
                     self.label,
@@ -128,7 +128,7 @@ class Edit(Intervention):
 
 
 @dataclass(frozen=True)
-class EditedMean(Mean):
+class MeanUnderEdit(Mean):
     """The mean per position over the reference batch, in a pass in which `edit` is made in all earlier layers. `edit`
     is the one that this replacement belongs to; no other edit is on in that pass.
     """
@@ -142,7 +142,9 @@ class EditedMean(Mean):
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         edit = Edit(self.name, self.places, self, self.positions)
         assert write.layer is not None  # patterns belong to layers
-        return {"mean": Reference(self.prompts, write.hook, write.kind, MeanOver(), (edit, write.layer))}
+        return {
+            "mean": Reference(self.prompts, write.hook, write.kind, MeanOverExamples(), (edit, write.layer))
+        }
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "of": "edited"}
@@ -152,7 +154,7 @@ def parse_what(what: Any, caller: str) -> tuple[Place, ...]:
     """Reads heads (edited at z), a site, or a layer number, which stands for its heads at z and its neurons at
     mlp_post, so that both output biases stay.
     """
-    with prefixed(caller):
+    with prefix_error_messages(caller):
         if isinstance(what, bool):
             raise CircuitsError(f"expected heads, a site or a layer, got {what!r}")
         if isinstance(what, int | np.integer):
@@ -163,7 +165,7 @@ def parse_what(what: Any, caller: str) -> tuple[Place, ...]:
 
 
 def parse_places(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
-    with prefixed(caller):
+    with prefix_error_messages(caller):
         return (Place(Site(site), parse_heads(spec)),)
 
 
@@ -172,11 +174,11 @@ def parse_place(site: Any, heads: Any, caller: str, neurons: Any = None, feature
     unit, units = ("feature", features) if neurons is None else ("neuron", neurons)
     check_not_a_mask(units, f"{caller}: {unit}s", "of them all")
     chosen = parse_indices(units, caller, f"{unit}s")
-    with prefixed(caller):
+    with prefix_error_messages(caller):
         parsed = Site.parse(site)
     if units is not None:
         check_units(parsed, unit, caller)
-    with prefixed(caller):
+    with prefix_error_messages(caller):
         return Place(parsed, None if heads is None else parse_heads(heads), chosen)
 
 

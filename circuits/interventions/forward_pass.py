@@ -12,12 +12,18 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun, Reference
 from circuits.interventions.replacements import Computed
+from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks, recording
 from circuits.model.edit_state import State, assert_weights_unchanged, suspended
-from circuits.model.generation import DecodeStep, GenerationState, cache_of, past_length, under_way
+from circuits.model.generation import (
+    DecodeStep,
+    GenerationState,
+    find_key_value_cache,
+    past_length,
+    under_way,
+)
 from circuits.model.hooked_model import HookedModel, is_text
 from circuits.model.inputs import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts import Prompts, own_positions
-from circuits.model.record import evaluating, listening, recording
 from circuits.tensors import Span
 
 CACHED = "a key-value cache"
@@ -37,7 +43,7 @@ def extra_argument(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str
         here, own = (x[:, start:].to(places.device) for x in (kept, own_positions(kept)))
         if bool(((places != own) & here).any()):
             return "position_ids"
-    return None if cache_of(kwargs) is None else CACHED
+    return None if find_key_value_cache(kwargs) is None else CACHED
 
 
 def mask_of(surface: HookedModel, kwargs: Mapping[str, Any], inputs: Tensor | None) -> Tensor | None:
@@ -49,7 +55,7 @@ def mask_of(surface: HookedModel, kwargs: Mapping[str, Any], inputs: Tensor | No
         inputs: what it was called with: tokens, or the stream at the first block; None if unknown.
     """
     mask = kwargs.get("attention_mask")
-    cache, start = cache_of(kwargs), past_length(kwargs)
+    cache, start = find_key_value_cache(kwargs), past_length(kwargs)
     # A cache of transformer-lens holds the mask of its keys, and the call has that of its own tokens.
     before = getattr(cache, "previous_attention_mask", None)
     if mask is None and inputs is not None and not inputs.is_floating_point():
@@ -73,7 +79,7 @@ def mask_of(surface: HookedModel, kwargs: Mapping[str, Any], inputs: Tensor | No
 TOKENS_PER_PASS = 65536
 
 
-class References:
+class CleanPassResults:
     """The results of clean passes, each distinct reference run once."""
 
     def __init__(self, surface: HookedModel, tokens_per_pass: int | None = None) -> None:
@@ -101,7 +107,7 @@ class References:
         surface.check_prompts(prompts, "reference or source tokens")
         step = max(1, self._tokens_per_pass // max(1, prompts.tokens[0].numel()))
         found: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
-        with suspended(surface.model), evaluating(surface.model), torch.no_grad():
+        with suspended(surface.model), hold_eval_mode(surface.model), torch.no_grad():
             for start in range(0, len(prompts), step):
                 chunk = prompts[start : start + step]
                 # A state of its own, so that the edits of the blocks around this pass do nothing.
@@ -110,7 +116,10 @@ class References:
                 if prompts.padded:
                     call.run.decode_step = DecodeStep(real=chunk.real.to(surface.device))
                 edited = [(write.hook, writer(write, call)) for write in writes]
-                with listening(surface, edited), recording(surface, {one.hook for one in wanted}) as seen:
+                with (
+                    listen_at_hooks(surface, edited),
+                    recording(surface, {one.hook for one in wanted}) as seen,
+                ):
                     surface.call(chunk)
                 for one, kept in found.items():
                     if one.hook not in seen:
@@ -140,7 +149,7 @@ class ForwardPass:
     """
 
     surface: HookedModel
-    references: References
+    references: CleanPassResults
     state: State
     writes: Sequence[ActivationEdit] = ()
     edges: Sequence[EdgePatch] = ()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from circuits.errors import CircuitsError, prefixed
+from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver
 from circuits.interventions.edits import Edit, Place
 from circuits.model.heads import Head, group_of
@@ -30,7 +30,7 @@ class Path(Intervention):
     def plan(self, surface: HookedModel) -> tuple[EdgePatch, ...]:
         """Returns an edge for each sender and receiver; refuses a receiver that is computed before the sender."""
         senders = self.sender.plan(surface)
-        with prefixed(self.label):
+        with prefix_error_messages(self.label):
             output = Place(Site("resid_post", surface.n_layers - 1))
             receivers = [output if place is None else place for place in self.receivers]
             _check_shared_inputs(receivers, surface)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, HookContext, MeanOver, Reference, Replacement
+from circuits.interventions.base import ActivationEdit, HookContext, MeanOverExamples, Reference, Replacement
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding, parse_prompts, with_model
 from circuits.model.prompts import Given, Prompts, broadcast_mask, check_pair, own_positions, taken
@@ -79,8 +79,8 @@ class Mean(_FromPrompts):
     at: Positions | Span | None = None  # the positions of the reference that are pooled; None: all
 
     @property
-    def reduction(self) -> MeanOver:
-        return MeanOver(self.over == "batch,pos", self.at)
+    def reduction(self) -> MeanOverExamples:
+        return MeanOverExamples(self.over == "batch,pos", self.at)
 
     def check(self, surface: HookedModel, label: str) -> None:
         prompts = self.prompts
@@ -115,7 +115,7 @@ class Mean(_FromPrompts):
             raise CircuitsError(
                 f"{label}: queries of prompts of unequal length see different keys; give prompts of one length"
             )
-        return at_own_positions(mean, own_positions(real), longest, current, real, context)
+        return select_own_positions(mean, own_positions(real), longest, current, real, context)
 
     def describe(self) -> dict[str, Any]:
         described = {"value": "mean", "over": self.over, "reference": self.given.describe()}
@@ -162,7 +162,9 @@ class Noise(Replacement):
         total = len(current) if context.total is None else context.total
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {context.write.hook}".encode()))
         drawn = torch.randn(total, *current.shape[1:], generator=generator, dtype=torch.float64)
-        return current + in_dtype_of(self.scale * context.per_example(drawn, len(current), "noise"), current)
+        return current + cast_to_dtype_of(
+            self.scale * context.per_example(drawn, len(current), "noise"), current
+        )
 
     def describe(self) -> dict[str, Any]:
         return {"value": "noise", "scale": self.scale, "seed": self.seed}
@@ -218,7 +220,10 @@ class FromTensors(Replacement):
             raise CircuitsError(
                 f"{context.write.label}: the source has no {context.write.hook}; it has {hooks}"
             )
-        mask, tensor = None if self.mask is None else self.mask.tensor, in_dtype_of(source.tensor, current)
+        mask, tensor = (
+            None if self.mask is None else self.mask.tensor,
+            cast_to_dtype_of(source.tensor, current),
+        )
         by_column = mask is None and self.at is None
         return source_rows(tensor, mask, current, context, self.at, _UNEQUAL_LENGTHS, by_column)
 
@@ -245,7 +250,7 @@ class Computed(Replacement):
             raise CircuitsError(
                 f"{context.write.label}: the function must return a tensor {list(current.shape)}, got {got}"
             )
-        return in_dtype_of(new, current)
+        return cast_to_dtype_of(new, current)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "function", "function": getattr(self.function, "__qualname__", repr(self.function))}
@@ -311,7 +316,7 @@ def derangement(size: int, seed: int) -> Tensor:
 # ---- What of other activations stands where an edit writes: of which example, at which position
 
 
-def in_dtype_of(tensor: Tensor, current: Tensor) -> Tensor:
+def cast_to_dtype_of(tensor: Tensor, current: Tensor) -> Tensor:
     """Returns a tensor on the run's device, in its dtype."""
     return tensor.to(device=current.device, dtype=current.dtype)
 
@@ -393,7 +398,7 @@ def source_rows(
             f"{int(lengths[row])}; {advice}"
         )
     start = there.int().argmax(1)[:, None]
-    return at_own_positions(source, own, lengths, current, real, context, start)
+    return select_own_positions(source, own, lengths, current, real, context, start)
 
 
 def _paired_columns(at: Positions, source_real: Tensor, current: Tensor, context: HookContext) -> Tensor:
@@ -436,7 +441,7 @@ def chosen_columns(positions: Positions | Snapshot | None, real: Tensor, label: 
     return list(columns_of(positions, real))
 
 
-def at_own_positions(
+def select_own_positions(
     values: Tensor,
     own: Tensor,
     lengths: Tensor,

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
-from circuits.engine.batch_size import within_memory
+from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError
 from circuits.figures.results import shares_figure
 from circuits.interventions.apply import intervene, run_with_padding
-from circuits.logit_lens._stream import ReadOut, components, needed, streams
-from circuits.model.edit_state import running_rows
+from circuits.logit_lens._stream_parts import ReadOut, components, needed, streams
+from circuits.model.edit_state import mark_running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts, taken
 from circuits.model.sites import Site
 from circuits.model.types import MetricLike, PositionsLike, TokensLike
 from circuits.statistics import LEVEL, summarise
-from circuits.sweeps.metrics import Metric, in_errors, is_pair, parse_metric_values
+from circuits.sweeps.metrics import Metric, is_pair, parse_metric_values, quote_metric
 from circuits.tables import short_table
 from circuits.tensors import Snapshot, columns_of, parse_positions, select_positions
 
@@ -79,13 +79,13 @@ def lens(
     def measured(size: int) -> Any:
         runs = _runs(surface, prompts, bool(given), size)
         if metric is None:
-            return _read_out(surface, prompts, runs, positions)
+            return _build_lens(surface, prompts, runs, positions)
         of_metric = Metric.of(metric, batch, (surface, prompts), "lens", positions)
-        return _attributed(surface, runs, of_metric, size)
+        return _attribute_metric(surface, runs, of_metric, size)
 
     # One block spans everything, so that contributions use the weights that interventions put in.
     with intervene(model, *given):
-        return within_memory(size, measured)
+        return run_within_memory(size, measured)
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,13 @@ def _runs(surface: HookedModel, prompts: Prompts, edited: bool, size: int) -> It
     sites = list(dict.fromkeys([*needed(surface), *named.values(), last]))
     for start in range(0, len(prompts), size):
         rows = slice(start, min(start + size, len(prompts)))
-        with running_rows(surface.model, rows, len(prompts)):
+        with mark_running_rows(surface.model, rows, len(prompts)):
             output, seen = run_with_padding(surface.model, prompts[rows], cache=sites)
         ends = {name: seen[site] for name, site in named.items()}
         yield _Run(rows, output, ends, seen[last], components(surface, seen, edited))
 
 
-def _read_out(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], positions: Any) -> Lens:
+def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], positions: Any) -> Lens:
     """Returns the output, the streams and their parts at the positions that are kept."""
     at, columns = parse_positions(positions, "lens, positions"), None
     if isinstance(at, Snapshot):
@@ -133,7 +133,10 @@ def _read_out(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], posi
     for one in kept:
         read_out.check(one.last, one.output)
     output, last = torch.cat([one.output for one in kept]), torch.cat([one.last for one in kept])
-    ends, parts = _joined([one.streams for one in kept]), _joined([one.parts for one in kept])
+    ends, parts = (
+        _concatenate_runs([one.streams for one in kept]),
+        _concatenate_runs([one.parts for one in kept]),
+    )
     of_streams = ReadOut.of(surface, [*ends.values()][-1], output, "") if surface.post_norm else read_out
     if columns is None:
         output = prompts.nan_at_padding(output)
@@ -143,13 +146,15 @@ def _read_out(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], posi
     return Lens(output, read_out, prompts, at, ends, parts, of_streams, read_out.norm.scale(last))
 
 
-def _attributed(surface: HookedModel, runs: Iterator[_Run], metric: Metric, size: int) -> DirectAttribution:
+def _attribute_metric(
+    surface: HookedModel, runs: Iterator[_Run], metric: Metric, size: int
+) -> DirectAttribution:
     """Returns the share that each component has in the metric of each example."""
     found: list[tuple[dict[str, Tensor], Tensor, Tensor]] = []
     read_out: ReadOut | None = None
     linear = True
     for one in runs:
-        total, count, gradient = _gradient(metric.at(one.rows), one.output)
+        total, count, gradient = _compute_metric_gradient(metric.at(one.rows), one.output)
         # Only where it reads: most metrics read a few positions and logits.
         columns = gradient.ne(0).any(-1).any(0).nonzero().flatten().expand(len(gradient), -1)
         gradient, one = taken(gradient, columns, 1), one.at(columns)
@@ -163,14 +168,14 @@ def _attributed(surface: HookedModel, runs: Iterator[_Run], metric: Metric, size
         linear &= bool((shares["nonlinear"].abs() <= rounding).all())
         found.append((shares, total, count))
     by_run, totals, counts = zip(*found, strict=True)
-    joined = _joined(by_run)
+    joined = _concatenate_runs(by_run)
     if linear:
         del joined["nonlinear"]
     settings = {"batch_size": size, **surface.settings}
     return DirectAttribution(joined, torch.cat(totals), torch.cat(counts), metric.name, settings)
 
 
-def _gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _compute_metric_gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the metric of each example, what it is divided by, and its gradient at the output."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = output.clone().requires_grad_()
@@ -183,7 +188,7 @@ def _gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         value = values[name][0] if is_pair(values[name]) else values[name]
         if not isinstance(value, Tensor) or not value.requires_grad:
             raise CircuitsError(
-                f"lens: {in_errors(name)} has no gradient; compute it with torch, without detach or argmax"
+                f"lens: {quote_metric(name)} has no gradient; compute it with torch, without detach or argmax"
             )
         (gradient,) = torch.autograd.grad(value.double().sum(), leaf)
     return torch.as_tensor(total), torch.as_tensor(count), gradient
@@ -213,7 +218,7 @@ def _shares(
     return shares, _LINEAR * terms.abs().sum((1, 2)).cpu()
 
 
-def _joined(runs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _concatenate_runs(runs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Returns the tensors of all runs by name, one behind the other; zeros where a run has no such part."""
     names = dict.fromkeys(name for one in runs for name in one)
     # What only some runs have comes last, in its order.
@@ -228,7 +233,7 @@ def _joined(runs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 _DRAWS = 1000
 
 
-class _Computed(Mapping[str, Tensor]):
+class _LazyTensors(Mapping[str, Tensor]):
     """Tensors by name, each computed from a part of the residual stream whenever it is asked for."""
 
     def __init__(self, streams: Mapping[str, Tensor], compute: Callable[[Tensor], Tensor]) -> None:
@@ -278,11 +283,11 @@ class Lens:
     @property
     def readouts(self) -> Mapping[str, Tensor]:
         *_, last = self._streams.values()
-        return _Computed(self._streams, lambda x: self.output if x is last else self._of_streams.output(x))
+        return _LazyTensors(self._streams, lambda x: self.output if x is last else self._of_streams.output(x))
 
     @property
     def contributions(self) -> Mapping[str, Tensor]:
-        return _Computed(self._parts, lambda part: self.read_out.linear(part, self._scale))
+        return _LazyTensors(self._parts, lambda part: self.read_out.linear(part, self._scale))
 
     @property
     def constant(self) -> Tensor:

@@ -24,8 +24,8 @@ from circuits.model.edit_state import modules_of
 from circuits.model.hooks import Function, Handle, Handles, before_module, bound, on_hook_point, passed
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
-from circuits.model.softmax import SoftmaxHooks
-from circuits.model.supported import AT_SOFTMAX, Family, family_of
+from circuits.model.softmax_hooks import SoftmaxHooks
+from circuits.model.supported import AT_SOFTMAX, Family, find_model_family
 
 BRIDGE = "TransformerBridge"
 
@@ -66,23 +66,23 @@ class Bridge(ABC):
         return None
 
     def on_forward(self, hook: str, function: Function) -> Handle:
-        module, given = self._hooks[hook], self._adapted(hook, function)
+        module, given = self._hooks[hook], self._adapt_hook_function(hook, function)
         site, layer = self._sites.get(hook, (hook, None))
         if layer is None:
             return on_hook_point(module, given)
         if site == "resid_mid" and self.on_branch(site):
-            return _on_stream(module, given, layer)
+            return _hook_mlp_stream(module, given, layer)
         return self._at_softmax(site, layer, given) or on_hook_point(module, given)
 
     def before(self, hook: str, function: Function) -> Handle:
-        return before_module(self._hooks[hook], self._adapted(hook, function))
+        return before_module(self._hooks[hook], self._adapt_hook_function(hook, function))
 
-    def _adapted(self, hook: str, function: Function) -> Function:
+    def _adapt_hook_function(self, hook: str, function: Function) -> Function:
         """Gives a function the activation in the shape of its site, and of runs that use its layer alone."""
         _, layer = self._sites.get(hook, (hook, None))
 
         def apply(x: Tensor) -> Tensor | None:
-            if not self._uses(layer):
+            if not self._is_layer_used(layer):
                 return None
             new = function(shown := self._shown(hook, x))
             return new if new is None or shown is x else new.reshape(x.shape)
@@ -122,12 +122,13 @@ class Bridge(ABC):
         # `run_with_hooks` and `run_with_cache` bypass the bridge's own __call__; every run calls the wrapped model.
         return Handles(
             self._wrapped.register_forward_pre_hook(
-                lambda module, args, kwargs: begin(*_for_bridge(module, args, kwargs)), with_kwargs=True
+                lambda module, args, kwargs: begin(*_convert_arguments(module, args, kwargs)),
+                with_kwargs=True,
             ),
             self._wrapped.register_forward_hook(lambda module, inputs, output: end(), always_call=True),
         )
 
-    def _uses(self, layer: int | None) -> bool:
+    def _is_layer_used(self, layer: int | None) -> bool:
         """Tells whether the run uses a layer. With `start_at_layer=` (4.x) the bridge computes what comes before that
         layer, and throws it away.
         """
@@ -201,17 +202,17 @@ class HuggingFaceBridge(Bridge):
         return site == "resid_mid" and site not in self.family.places
 
     def on_forward(self, hook: str, function: Function) -> Handle:
-        return self._counting(hook, super().on_forward(hook, function))
+        return self._record_run_lengths(hook, super().on_forward(hook, function))
 
     def before(self, hook: str, function: Function) -> Handle:
-        return self._counting(hook, super().before(hook, function))
+        return self._record_run_lengths(hook, super().before(hook, function))
 
     def _shown(self, hook: str, x: Tensor) -> Tensor:
-        layer = self._flat_at(hook)
+        layer = self._find_flat_layer(hook)
         return super()._shown(hook, x) if layer is None else x.unflatten(0, (-1, self._lengths[layer]))
 
     def _flat(self, hook: str, x: Tensor) -> Tensor:
-        return super()._flat(hook, x) if self._flat_at(hook) is None else x.flatten(0, 1)
+        return super()._flat(hook, x) if self._find_flat_layer(hook) is None else x.flatten(0, 1)
 
     @model_block
     def without_empty_queries(self) -> Iterator[None]:
@@ -225,7 +226,9 @@ class HuggingFaceBridge(Bridge):
             return
         with ExitStack() as stack:
             for block in self._blocks:
-                handle = block.get_submodule("attn").register_forward_pre_hook(_seeing, with_kwargs=True)
+                handle = block.get_submodule("attn").register_forward_pre_hook(
+                    _unmask_empty_queries, with_kwargs=True
+                )
                 stack.callback(handle.remove)
             yield
 
@@ -271,14 +274,14 @@ class HuggingFaceBridge(Bridge):
             for name in [each for each in vars(module) if each.endswith("max_seq_len_cached")]:
                 setattr(module, name, 0)
 
-    def _flat_at(self, hook: str) -> int | None:
+    def _find_flat_layer(self, hook: str) -> int | None:
         """Returns the layer of a hook point that has batch and positions on one axis."""
         site, layer = self._sites.get(hook, (hook, None))
         return layer if self.family.flat_mlp and site in _IN_MLP else None
 
-    def _counting(self, hook: str, handle: Handle) -> Handle:
+    def _record_run_lengths(self, hook: str, handle: Handle) -> Handle:
         """Notes the length of each run, where a hook point that is hooked has batch and positions on one axis."""
-        layer, lengths = self._flat_at(hook), self._lengths
+        layer, lengths = self._find_flat_layer(hook), self._lengths
         if layer is None:
             return handle
         start = self._hooks[KINDS["resid_pre"].hook.format(layer)]
@@ -288,17 +291,17 @@ class HuggingFaceBridge(Bridge):
         return Handles(count, handle)
 
 
-def bridge_of(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> Bridge:
+def make_bridge(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> Bridge:
     """Returns the hooks of a bridge; hook points of sites that are not supported are removed from `hooks`."""
     wrapped: Any = model.__dict__.get("original_model")
     if not isinstance(wrapped, nn.Module):
         raise CircuitsError(f"this {type(model).__name__} has no original_model, and is not supported")
     if type(wrapped).__name__ == "NativeModel":  # TransformerLens' own
         return NativeBridge(model, hooks, wrapped)
-    return HuggingFaceBridge(model, hooks, wrapped, family_of(model, wrapped, parallel))
+    return HuggingFaceBridge(model, hooks, wrapped, find_model_family(model, wrapped, parallel))
 
 
-def _for_bridge(
+def _convert_arguments(
     wrapped: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Converts the wrapped model's arguments into those of the bridge: the inputs, and all arguments by name."""
@@ -313,7 +316,9 @@ def _inner(component: Any) -> Any:
     return component.get_submodule("_original_component")
 
 
-def _seeing(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+def _unmask_empty_queries(
+    module: nn.Module, args: Any, kwargs: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]] | None:
     """Clears the rows of an additive mask [batch 1 query key] in float64 that hide every key."""
     mask = kwargs.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.dtype != torch.float64:
@@ -322,7 +327,7 @@ def _seeing(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> tuple[An
     return args, {**kwargs, "attention_mask": mask.masked_fill(empty, 0.0)}
 
 
-def _on_stream(module: nn.Module, function: Function, layer: int) -> Handle:
+def _hook_mlp_stream(module: nn.Module, function: Function, layer: int) -> Handle:
     """Hooks a hook point of the residual stream that feeds the MLP alone: what is written there is written to the
     stream's own memory, which the skip connection reads next.
     """

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
+from circuits.model.activation_recording import hold_eval_mode, recording
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function, Handle, hooks_on
-from circuits.model.record import evaluating, recording
 from circuits.model.sites import KINDS, Site
 from circuits.model.supported import decided, is_unchecked, unchecked
 
@@ -56,7 +56,7 @@ def check(model: nn.Module, tokens: Tensor | None = None) -> pd.DataFrame:
             shape = 2, min(8, getattr(cfg, "n_ctx", 8))
             tokens = torch.randint(cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))
         surface.check_inputs(tokens, "check: tokens")
-        with evaluating(model), torch.no_grad():
+        with hold_eval_mode(model), torch.no_grad():
             rows = _rows(surface, tokens.to(surface.device))
     finally:
         decided.pop(model)
@@ -93,12 +93,14 @@ def _rows(surface: HookedModel, tokens: Tensor) -> list[tuple[str, int | None, f
         if place not in ours:
             verdict = "its hook point never fires, or holds something of another shape"
         elif verdict == SAME:
-            difference, verdict = _compared(surface, tokens, place, ours[place], clean, tolerance)
+            difference, verdict = _measure_write_difference(
+                surface, tokens, place, ours[place], clean, tolerance
+            )
         rows.append((*place, difference, verdict))
     return rows
 
 
-def _compared(
+def _measure_write_difference(
     surface: HookedModel, tokens: Tensor, place: Place, read: Tensor, clean: Tensor, tolerance: float
 ) -> tuple[float, str]:
     """Returns how far the two writes at one place are apart, as a fraction of the effect, and the verdict."""
@@ -227,15 +229,17 @@ def _plain_hooks(
         return new - streams[-1]
 
     if site != "resid_mid" or (surface.huggingface and site in surface.huggingface.family.places):
-        handles = [_hooked(*_module_of(surface, block, site, layer), shaped)]
+        handles = [_hooked(*_find_site_module(surface, block, site, layer), shaped)]
     else:
-        attention = _module_of(surface, block, "attn_out", layer)
+        attention = _find_site_module(surface, block, "attn_out", layer)
         handles = [_hooked(block, True, streams.append), _hooked(*attention, change)]
     with hooks_on(handles):
         yield
 
 
-def _module_of(surface: HookedModel, block: Any, site: str, layer: int | None) -> tuple[nn.Module, bool]:
+def _find_site_module(
+    surface: HookedModel, block: Any, site: str, layer: int | None
+) -> tuple[nn.Module, bool]:
     """Returns the module that reads or computes a site, and whether the site is its input."""
     places = {} if surface.huggingface is None else surface.huggingface.family.places
     part = partial(reduce, getattr)

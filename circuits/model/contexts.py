@@ -23,7 +23,7 @@ Given = ParamSpec("Given")
 Entered = TypeVar("Entered")
 
 
-class _Handler:
+class _InterruptHandler:
     """The handler of SIGINT while a block is open: an interrupt that comes while one is entered or left waits.
 
     It looks at the stack, as a signal may come before the first statement of `__exit__`.
@@ -64,16 +64,16 @@ def _at_edge(frame: FrameType | None) -> bool:
     return False
 
 
-def _installed() -> _Handler | None:
+def _install_interrupt_handler() -> _InterruptHandler | None:
     """Returns our handler, installed if it was not; None where no `KeyboardInterrupt` comes."""
     if threading.current_thread() is not threading.main_thread():
         return None
     current = signal.getsignal(signal.SIGINT)
-    if isinstance(current, _Handler):
+    if isinstance(current, _InterruptHandler):
         return current
     if not callable(current):
         return None
-    handler = _Handler(current)
+    handler = _InterruptHandler(current)
     signal.signal(signal.SIGINT, handler)
     return handler
 
@@ -89,7 +89,7 @@ class UninterruptedBlock(Generic[Entered]):
         if self._entered:
             raise CircuitsError("a block is entered once; call intervene (or splice) again for another")
         self._entered = True
-        handler = _installed()
+        handler = _install_interrupt_handler()
         try:
             if handler is not None:
                 handler.blocks += 1
@@ -109,7 +109,7 @@ class UninterruptedBlock(Generic[Entered]):
         return value
 
     def __exit__(self, *error: Any) -> bool | None:
-        handler = _installed()
+        handler = _install_interrupt_handler()
         try:
             return self._manager.__exit__(*error)
         finally:

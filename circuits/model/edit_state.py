@@ -103,12 +103,12 @@ def _refuse_written(model: nn.Module, others: set[nn.Parameter], what: str) -> N
 _states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
 
 
-def state_of(model: nn.Module) -> State:
+def get_edit_state(model: nn.Module) -> State:
     return _states.setdefault(model, State())
 
 
 @model_block
-def exclusive(model: nn.Module) -> Iterator[None]:
+def hold_model_exclusively(model: nn.Module) -> Iterator[None]:
     """Holds a model for this thread and task alone; see `holding_alone`.
 
     When no block of ours is open any more, what an interrupted one has left on the model is taken off: the weights are
@@ -134,8 +134,8 @@ def _end_state(model: nn.Module) -> None:
 @model_block
 def suspended(model: nn.Module) -> Iterator[None]:
     """Silences our hooks and restores the original weights inside the block; the user's own hooks stay active."""
-    with exclusive(model):
-        state = state_of(model)
+    with hold_model_exclusively(model):
+        state = get_edit_state(model)
         if state.suspended:
             yield
             return
@@ -163,7 +163,7 @@ def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
     yield
     after = {one: _stamp(one) for one in parameters_of(model)}
     del held
-    ours = state_of(model).written
+    ours = get_edit_state(model).written
     for parameter, version in after.items():
         if before.get(parameter) != version and ours.get(parameter) != version:
             names = (name for name, one in model.named_parameters(remove_duplicate=False) if one is parameter)
@@ -213,7 +213,7 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 @model_block
 def editing(model: nn.Module) -> Iterator[None]:
     """Marks a block that edits the model as open."""
-    state = state_of(model)
+    state = get_edit_state(model)
     state.blocks += 1
     try:
         yield
@@ -223,16 +223,16 @@ def editing(model: nn.Module) -> Iterator[None]:
 
 def inside_block(model: nn.Module) -> bool:
     """Tells whether a block edits the model; one of another thread or task is an error."""
-    with exclusive(model):
-        return state_of(model).blocks > 0
+    with hold_model_exclusively(model):
+        return get_edit_state(model).blocks > 0
 
 
 @model_block
-def running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Iterator[None]:
+def mark_running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Iterator[None]:
     """Tells hooks that the forward inside runs `rows` of a batch of `total` examples; per-example tensors are cut to
     match.
     """
-    state = state_of(model)
+    state = get_edit_state(model)
     before = state.rows, state.total
     state.rows, state.total = rows, total
     try:
@@ -250,7 +250,7 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
     has written to one meanwhile (load_state_dict, an optimiser) stays, so that weights which were loaded are whole;
     `CircuitsError` says so at a normal exit.
     """
-    state, new = state_of(model), dict(values)
+    state, new = get_edit_state(model), dict(values)
     if not new:
         yield
         return

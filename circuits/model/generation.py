@@ -23,14 +23,14 @@ METHODS = ("generate", "generate_stream", "hf_generate")
 CACHES = ("past_kv_cache", "past_key_values", "past_kv_cache_entry")
 
 
-def cache_of(given: Mapping[str, Any]) -> Any:
+def find_key_value_cache(given: Mapping[str, Any]) -> Any:
     """Returns the key-value cache among the arguments of a call by name, an empty one too; None where there is none."""
     return next((given[name] for name in CACHES if given.get(name) is not None), None)
 
 
 def past_length(given: Mapping[str, Any]) -> int:
     """Returns the number of positions that come before those of a call, whose arguments are given by name."""
-    cache = cache_of(given)
+    cache = find_key_value_cache(given)
     if cache is None:
         return 0
     if hasattr(cache, "get_seq_length"):
@@ -86,7 +86,7 @@ class DecodeStep:
         if positions is None:
             return torch.ones(length, dtype=torch.bool) if self.mask is None else self.mask
         if isinstance(positions, Snapshot):
-            chosen = self._of_mask(positions.tensor, length, what, rows, batch)
+            chosen = self._select_prompt_mask(positions.tensor, length, what, rows, batch)
             return chosen if self.mask is None else chosen.to(self.mask.device) & self.mask
         if isinstance(positions, tuple) and not self.open:
             return select_positions(positions, length, what, self.real)
@@ -113,7 +113,7 @@ class DecodeStep:
             chosen = (here[..., None] == absolute[:, None]).any(-1)
         return chosen[0] if self.mask is None else chosen & self.mask
 
-    def _of_mask(
+    def _select_prompt_mask(
         self, mask: Tensor, length: int, what: str, rows: slice | Tensor | None, batch: int
     ) -> Tensor:
         """Returns a mask over the prompt, [pos] or [batch pos], cut to the run, false beyond the prompt."""
@@ -167,7 +167,7 @@ class GenerationState:
         real: Tensor | None = None,
     ) -> DecodeStep:
         """Returns the step of a run of `length` positions (None: unknown) with these arguments by name."""
-        generation, cache, start = under_way(model), cache_of(given), past_length(given)
+        generation, cache, start = under_way(model), find_key_value_cache(given), past_length(given)
         own = generation or (None if cache is None else id(cache))
         before = self._open_runs.get(own)
         if generation is None and (before is None or before[1] != start):
@@ -224,7 +224,7 @@ def _stream(model: nn.Module, generation: object, steps: Any) -> Iterator[Any]:
         yield step
 
 
-def watching(model: nn.Module) -> Handle:
+def watch_generations(model: nn.Module) -> Handle:
     """Lets `under_way` know of the model's generations until the handle is removed."""
 
     def around(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -55,7 +55,7 @@ class KeyValueGroup:
 AnyHead = Head | KeyValueGroup
 
 
-def index_of(one: AnyHead) -> int:
+def index_on_head_axis(one: AnyHead) -> int:
     """Returns the place on the head axis of an activation."""
     return one.head if isinstance(one, Head) else one.group
 
@@ -65,12 +65,12 @@ def group_of(head: Head, surface: HookedModel) -> KeyValueGroup:
     return KeyValueGroup(head.layer, head.head * surface.key_value_heads // surface.n_heads)
 
 
-def at_index(kind: SiteKind, layer: int, index: int, surface: HookedModel) -> AnyHead:
+def make_head_at_index(kind: SiteKind, layer: int, index: int, surface: HookedModel) -> AnyHead:
     """Returns what stands at a place on the head axis of a site: a head, or a key-value group."""
     return KeyValueGroup(layer, index) if surface.has_groups(kind) else Head(layer, index)
 
 
-def label_in(one: AnyHead, surface: HookedModel, site: str = "") -> str:
+def format_head_label(one: AnyHead, surface: HookedModel, site: str = "") -> str:
     """Returns the label for tables, with a site where that is given: "0.1", "0.1.q", "0.k1.k (heads 2,3)"."""
     label = f"{one}.{site}" if site else str(one)
     if isinstance(one, Head):
@@ -104,11 +104,11 @@ class HeadSpec:
             if is_group and surface.key_value_heads == surface.n_heads:
                 raise CircuitsError(
                     f"heads {self.text}: no key-value group {one}: each head of this model has keys and values of its "
-                    f"own; write {Head(one.layer, index_of(one))}"
+                    f"own; write {Head(one.layer, index_on_head_axis(one))}"
                 )
             what = "key-value group" if is_group else "head"
             count = surface.key_value_heads if is_group else surface.n_heads
-            if not (0 <= one.layer < surface.n_layers and 0 <= index_of(one) < count):
+            if not (0 <= one.layer < surface.n_layers and 0 <= index_on_head_axis(one) < count):
                 raise CircuitsError(
                     f"heads {self.text}: no {what} {one}: the model has "
                     f"layers 0-{surface.n_layers - 1} and {what}s 0-{count - 1}"
@@ -126,7 +126,7 @@ class HeadSpec:
         resolved, groups = self.resolve(surface), surface.has_groups(kind)
         if self.heads is None:
             return tuple(
-                at_index(kind, layer, index, surface)
+                make_head_at_index(kind, layer, index, surface)
                 for layer in range(surface.n_layers)
                 for index in range(surface.head_count(kind))
             )

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.bridge import BRIDGE, Bridge, HuggingFaceBridge, bridge_of
+from circuits.model.bridge import BRIDGE, Bridge, HuggingFaceBridge, make_bridge
 from circuits.model.contexts import interruptible
-from circuits.model.edit_state import state_of
+from circuits.model.edit_state import get_edit_state
 from circuits.model.hooks import (
     Function,
     Handle,
@@ -70,7 +70,7 @@ class HookedModel:
         #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
         self.norms_after_only: bool = not self.bridged and has_norms_after_only(model)
         # A bridge drops the hooks that its model never calls.
-        self._bridge = bridge_of(model, hooks, self.parallel) if self.bridged else None
+        self._bridge = make_bridge(model, hooks, self.parallel) if self.bridged else None
         #: The sites whose sum is the first residual stream. A shortformer adds positions to what queries and keys read.
         self.embeddings = ["embed"] if KINDS["embed"].hook in hooks else []
         if KINDS["pos_embed"].hook in hooks and self._setting("positional_embedding_type") != "shortformer":
@@ -79,7 +79,9 @@ class HookedModel:
         self.huggingface = self._bridge if isinstance(self._bridge, HuggingFaceBridge) else None
         #: The hook points of the autoencoders that are spliced in now.
         self.spliced = {
-            name: point for splice in state_of(model).splices.values() for name, point in splice.hooks.items()
+            name: point
+            for splice in get_edit_state(model).splices.values()
+            for name, point in splice.hooks.items()
         }
         hooks.update(self.spliced)
         grouped = self._setting("n_key_value_heads") or cfg.n_heads
@@ -157,7 +159,9 @@ class HookedModel:
         """Returns the number of neurons or features at a hook; None where there are none, or the config gives none."""
         if kind.unit != "feature":
             return self.sizes["d_mlp"] if kind.unit else None
-        return next(splice.width for splice in state_of(self.model).splices.values() if hook in splice.hooks)
+        return next(
+            splice.width for splice in get_edit_state(self.model).splices.values() if hook in splice.hooks
+        )
 
     def shape(self, kind: SiteKind, batch: int, pos: int) -> tuple[int | None, ...]:
         """Returns the shape of an activation, with None where the config does not give the size."""

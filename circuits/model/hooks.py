@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.model.contexts import User, in_use, model_block
-from circuits.model.edit_state import State, state_of
+from circuits.model.edit_state import State, get_edit_state
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]
@@ -56,7 +56,7 @@ class Revocable:
         self._ignores_others = ignores_others
         self._function: Callable[..., Any] | None = function
         # A hook outside of blocks ends with nothing.
-        self._state = state_of(model) if in_use(model) else State()
+        self._state = get_edit_state(model) if in_use(model) else State()
         self._owner = User()
 
     def __call__(self, *given: Any) -> Any:

@@ -56,7 +56,7 @@ def parse_given(given: Any, caller: str, name: str, side: str | None = None) -> 
     if isinstance(given, str):
         return Texts((given,))
     if is_encoding(given):
-        return _encoded(given, what, side or "right")
+        return _parse_encoding(given, what, side or "right")
     given = as_dense_tensor(given, what)
     if not isinstance(given, list | tuple):
         return Prompts(parse_inputs(given, what))
@@ -70,7 +70,7 @@ def is_encoding(given: Any) -> bool:
     return hasattr(given, "keys") and "input_ids" in list(given.keys())
 
 
-def _encoded(given: Mapping[str, Any], what: str, side: str) -> Prompts:
+def _parse_encoding(given: Mapping[str, Any], what: str, side: str) -> Prompts:
     """Reads what a tokenizer returns, with further keys as they are; whether the model takes them, it tells later."""
     ids = as_dense_tensor(given["input_ids"], what)
     found = _padded(ids, what, 0, side) if isinstance(ids, list | tuple) else Prompts(parse_inputs(ids, what))

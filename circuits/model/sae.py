@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.errors import CircuitsError, prefixed
+from circuits.errors import CircuitsError, prefix_error_messages
+from circuits.model.activation_recording import kept_last
 from circuits.model.contexts import model_block
-from circuits.model.edit_state import exclusive, state_of
+from circuits.model.edit_state import get_edit_state, hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
-from circuits.model.record import kept_last
 from circuits.model.sites import ERROR, FEATURES, KINDS, Site, part_of
 
 CALLER = "splice"
@@ -108,8 +108,8 @@ def splice(model: nn.Module, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
             if hook in new:
                 raise CircuitsError(f"{CALLER}: {splice.site} is named twice")
             new[hook] = splice
-    with exclusive(surface.model):
-        current = state_of(surface.model).splices
+    with hold_model_exclusively(surface.model):
+        current = get_edit_state(surface.model).splices
         for hook, splice in new.items():
             if hook in current:
                 raise CircuitsError(f"{CALLER}: there is an autoencoder at {splice.site} already")
@@ -124,7 +124,7 @@ def splice(model: nn.Module, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
 
 def _read(given: Any, sae: Any, surface: HookedModel) -> dict[str, SAEInsertion]:
     """Returns the splice of each hook that a site names, with its autoencoder, checked."""
-    with prefixed(CALLER):
+    with prefix_error_messages(CALLER):
         site = Site.parse(given)
         if site.name not in KINDS or site.kind.axes[1] != "pos":
             raise CircuitsError(

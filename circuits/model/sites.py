@@ -144,7 +144,7 @@ class Site:
                 )
             object.__setattr__(self, "layer", number)
         if self.name not in _LISTED:
-            short, layer = _from_hook(self.name)
+            short, layer = _parse_hook_name(self.name)
             if self.name.startswith(_PREFIXES):
                 raise CircuitsError(
                     f"no site {self.name!r}: an autoencoder is spliced in at one of "
@@ -189,7 +189,7 @@ def closest_sites(name: str, among: Iterable[str] = KINDS) -> list[str]:
     return difflib.get_close_matches(tail, list(among), n=3, cutoff=0.0)
 
 
-def _from_hook(hook: str) -> tuple[str | None, int | None]:
+def _parse_hook_name(hook: str) -> tuple[str | None, int | None]:
     for kind in _LISTED.values():
         match = re.fullmatch(re.escape(kind.hook).replace(r"\{\}", r"(\d+)"), hook)
         if match:

@@ -155,7 +155,7 @@ def is_unchecked(model: nn.Module) -> bool:
     return decided.get(model) == _UNCHECKED
 
 
-def family_of(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
+def find_model_family(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
     """Returns what the bridge `model` around `wrapped` supports, by the table or by its user's decision."""
     listed = listed_family(wrapped, parallel)
     if listed is not None:

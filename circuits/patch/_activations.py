@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from circuits.circuit._graph import Input, Node, find_input, find_node
+from circuits.circuit._component_graph import Input, Node, find_input, find_node
 from circuits.circuit._intervention import parse_activation
-from circuits.errors import CircuitsError, prefixed
+from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.interventions.apply import Activations
 from circuits.interventions.base import Replacement
 from circuits.interventions.edits import (
@@ -122,7 +122,7 @@ def _receivers(given: Any, caller: str) -> tuple[Place | None, ...]:
             return tuple(dict.fromkeys(place for one in given for place in _receivers(one, caller)))
     if isinstance(given, Site) or (isinstance(given, str) and not looks_like_heads(given)):
         return (parse_place(given, None, caller),)
-    with prefixed(caller):
+    with prefix_error_messages(caller):
         chosen = parse_heads(given)
     # What heads read (q, k and v), and groups (k and v).
     groups = tuple(one for one in chosen.heads or () if isinstance(one, KeyValueGroup))

@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from circuits.circuit._graph import Graph, Input, Node
+from circuits.circuit._component_graph import Graph, Input, Node
 from circuits.errors import CircuitsError, format_value
 from circuits.interventions.edits import Edit
 from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION
-from circuits.model.heads import KeyValueGroup, label_in
+from circuits.model.heads import KeyValueGroup, format_head_label
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import own_positions
 from circuits.model.sites import Site
 from circuits.patch._activations import place_of_input, place_of_node
-from circuits.patch._gradients import INPUTS, Estimates, Pair, Run, parse_steps
-from circuits.patch._result import ScreenOptions, ScreenResult, parse_options, ranked
+from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, Run, parse_steps
+from circuits.patch._screen_result import ScreenOptions, ScreenResult, parse_options, ranked
 from circuits.sweeps.metrics import PerExample, Row
 from circuits.validate import answers_former_names, is_whole, parse_choice
 
@@ -87,7 +87,9 @@ def edges(
     not hear the heads of its layer. Position embeddings are a sender under "zero" alone: on a source, and in the mean
     over sources, they are what they are on base. Refused inside a block of `intervene` that edits the model.
     """
-    pair = Pair.read(CALLER, model, base, source, metric, batch, how).sized(batch_size, of_edges=True)
+    pair = PatchExamples.read(CALLER, model, base, source, metric, batch, how).sized(
+        batch_size, of_edges=True
+    )
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     options = parse_options(CALLER, exact, seed, draws, flips, rank)
     pair.outside_blocks().surface.check_paths_proved()
@@ -99,7 +101,11 @@ def edges(
 
 
 def _screened(
-    pair: Pair, spans: dict[str, tuple[int, ...]], steps: int | None, options: ScreenOptions, settings: Row
+    pair: PatchExamples,
+    spans: dict[str, tuple[int, ...]],
+    steps: int | None,
+    options: ScreenOptions,
+    settings: Row,
 ) -> ScreenResult:
     """Returns a row for each edge, or for each edge and span, its estimate and the exact effects of the largest."""
     surface, places = pair.surface, [*spans.values(), *([] if spans else [None])]
@@ -107,7 +113,9 @@ def _screened(
     senders = [node for node in Graph.of(surface).nodes if node.site != "pos_embed" or pair.how == "zero"]
     receivers = _receivers(surface, senders)
     spanned = tuple(spans.values())
-    estimate = partial(_estimated, senders=senders, receivers=receivers, steps=steps, spans=spanned)
+    estimate = partial(
+        _estimate_edge_effects, senders=senders, receivers=receivers, steps=steps, spans=spanned
+    )
     found = pair.estimated(estimate)
     ends = [(u, v) for group in receivers for v in group.inputs for u in group.senders]
     direction = DIRECTION if pair.how == "resample" else pair.how
@@ -166,7 +174,7 @@ def _label(end: Node | Input, surface: HookedModel) -> str:
     if end.site in ("mlp_out", "mlp_pre"):
         return str(Site(end.site, end.layer))
     if isinstance(end, Input) and end.grouped:
-        return label_in(KeyValueGroup(end.layer or 0, end.head or 0), surface, end.site)
+        return format_head_label(KeyValueGroup(end.layer or 0, end.head or 0), surface, end.site)
     return str(end)
 
 
@@ -184,8 +192,8 @@ def _sum_of(node: Node, surface: HookedModel) -> Site:
     return between if node.site == "z" and between.hook() in surface.hooks else Site("resid_post", node.layer)
 
 
-def _estimated(
-    piece: Pair,
+def _estimate_edge_effects(
+    piece: PatchExamples,
     senders: Sequence[Node],
     receivers: Sequence[_Receivers],
     steps: int | None,
@@ -216,18 +224,19 @@ def _estimated(
             changes = _changes(piece, senders, run, gaps)
         for metric, gradients in piece.gradients(run, clean, [group.hook for group in receivers]).items():
             shifts = [
-                _shifts(piece, run, changes, group, gradients[group.hook], chosen) for group in receivers
+                _estimate_shifts(piece, run, changes, group, gradients[group.hook], chosen)
+                for group in receivers
             ]
             found[metric] = found.get(metric, 0) + (1 / (steps or 1)) * torch.cat(shifts)
     return piece.baseline(clean), found
 
 
-def _without_padding(piece: Pair, x: Tensor) -> Tensor:
+def _zero_padding(piece: PatchExamples, x: Tensor) -> Tensor:
     """Returns x [component batch pos d_model] with zeros at padding."""
     return torch.where(piece.base.real[..., None].to(x.device), x, 0.0) if piece.base.padded else x
 
 
-def _changes(piece: Pair, senders: Sequence[Node], run: Run, gaps: dict[str, Tensor]) -> Tensor:
+def _changes(piece: PatchExamples, senders: Sequence[Node], run: Run, gaps: dict[str, Tensor]) -> Tensor:
     """Returns each sender's change of the residual stream, source − base: [sender batch pos d_model], float64.
 
     Args:
@@ -237,13 +246,13 @@ def _changes(piece: Pair, senders: Sequence[Node], run: Run, gaps: dict[str, Ten
     changes: list[Tensor] = []
     for hook, group in groupby(senders, key=lambda sender: sender.hook):
         heads = [sender.head for sender in group if sender.head is not None]
-        changes += _through_output(run, hook, heads, gaps[hook]) if heads else [gaps[hook]]
+        changes += _carry_through_output(run, hook, heads, gaps[hook]) if heads else [gaps[hook]]
     # In memory each example's changes of all senders lie together, as products with gradients read them.
     together = torch.stack([gap.expand_as(changes[-1]) for gap in changes], 1).transpose(0, 1)
-    return _without_padding(piece, together)
+    return _zero_padding(piece, together)
 
 
-def _through_output(run: Run, hook: str, heads: Sequence[int], gap: Tensor) -> Tensor:
+def _carry_through_output(run: Run, hook: str, heads: Sequence[int], gap: Tensor) -> Tensor:
     """Carries changes of z of single heads forward to attn_out, to first order: through W_O, a norm that follows it,
     and any hooks on the way. [head batch pos d_model]
 
@@ -266,8 +275,13 @@ def _of_single_heads(x: Tensor, heads: Sequence[int]) -> Tensor:
     return parts
 
 
-def _shifts(
-    piece: Pair, run: Run, changes: Tensor, receivers: _Receivers, gradient: Tensor, spans: Sequence[Tensor]
+def _estimate_shifts(
+    piece: PatchExamples,
+    run: Run,
+    changes: Tensor,
+    receivers: _Receivers,
+    gradient: Tensor,
+    spans: Sequence[Tensor],
 ) -> Tensor:
     """Returns the estimates of one run for receivers of one hook and the senders before them, [edge example], or of
     each edge as many as there are spans.
@@ -283,19 +297,19 @@ def _shifts(
         parts = _of_single_heads(gradient, heads) if heads else read
         # In between are the LayerNorm and a projection, or the MLP, in the graph of the model's own run.
         read = _vector_jacobian_products(run.activations[hook], run.activations[stream.hook()], parts)
-    at_sum = _at_sums(piece.surface, run, stream, _without_padding(piece, read))
+    at_sum = _carry_gradients_to_sums(piece.surface, run, stream, _zero_padding(piece, read))
     parts_by_sum: list[Tensor] = []
     start = 0
     for sum_site, group in groupby(receivers.senders, partial(_sum_of, surface=piece.surface)):
         end = start + len(list(group))
         sent, gradients = changes[start:end], at_sum[sum_site].double()
         kept = [sent.where(span[..., None].to(sent.device), 0.0) for span in spans] or [sent]
-        parts_by_sum.append(torch.stack([_products(part, gradients) for part in kept], 2))
+        parts_by_sum.append(torch.stack([_sum_products(part, gradients) for part in kept], 2))
         start = end
     return torch.cat(parts_by_sum, 1).flatten(0, 2)
 
 
-def _products(changes: Tensor, gradients: Tensor) -> Tensor:
+def _sum_products(changes: Tensor, gradients: Tensor) -> Tensor:
     """Returns the sums over positions of changes [sender batch pos d] times gradients [receiver batch pos d], as
     [receiver sender batch].
     """
@@ -303,7 +317,9 @@ def _products(changes: Tensor, gradients: Tensor) -> Tensor:
     return by_example.permute(2, 1, 0)
 
 
-def _at_sums(surface: HookedModel, run: Run, stream: Site, gradient: Tensor) -> dict[Site, Tensor]:
+def _carry_gradients_to_sums(
+    surface: HookedModel, run: Run, stream: Site, gradient: Tensor
+) -> dict[Site, Tensor]:
     """Carries gradients [receiver batch pos d_model] at the stream that receivers read back to each earlier sum, along
     the stream only.
 

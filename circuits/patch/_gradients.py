@@ -13,19 +13,19 @@ from torch import Tensor
 
 from circuits.circuit._measurement import Examples, concatenated
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
-from circuits.engine.batch_size import within_memory
+from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Replacement
 from circuits.interventions.replacements import FromTokens, Mean, Zero, align_mean
+from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks
 from circuits.model.contexts import model_block
 from circuits.model.edit_state import assert_weights_unchanged, suspended
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts, broadcast_mask
-from circuits.model.record import evaluating, listening
 from circuits.model.sites import Site
 from circuits.patch._gim import gim_functions
-from circuits.sweeps.metrics import BASELINE, PerExample, in_errors, is_pair, parse_metric_values
+from circuits.sweeps.metrics import BASELINE, PerExample, is_pair, parse_metric_values, quote_metric
 from circuits.validate import is_whole
 
 #: What the unembedding reads.
@@ -46,7 +46,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Pair(Examples):
+class PatchExamples(Examples):
     """The examples of a patch whose effects are estimated from gradients.
 
     Attributes:
@@ -59,7 +59,7 @@ class Pair(Examples):
     #: Means over the whole source by hook, which all batches share.
     _means: dict[str, Tensor] = field(default_factory=dict, compare=False)
 
-    def sized(self, given: Any, of_edges: bool = False) -> Pair:
+    def sized(self, given: Any, of_edges: bool = False) -> PatchExamples:
         """Returns the pair with as many examples in a forward as are asked for, or fit."""
         surface = self.surface
         # Changes of the stream by all senders are in float64, in each order that products need.
@@ -81,15 +81,15 @@ class Pair(Examples):
         return {} if self.base.words is None else {"words": self.base.labels()}
 
     def estimated(
-        self, estimate: Callable[[Pair], tuple[PerExample, Estimates]]
-    ) -> tuple[Pair, PerExample, dict[str, np.ndarray]]:
+        self, estimate: Callable[[PatchExamples], tuple[PerExample, Estimates]]
+    ) -> tuple[PatchExamples, PerExample, dict[str, np.ndarray]]:
         """Returns the pair with the batch size that fits, the metrics at base, and the estimates of all examples.
 
         Args:
             estimate: returns both for the pair of one batch.
         """
 
-        def of(size: int) -> tuple[Pair, PerExample, dict[str, np.ndarray]]:
+        def of(size: int) -> tuple[PatchExamples, PerExample, dict[str, np.ndarray]]:
             pair, surface = replace(self, batch_size=size), self.surface
             baseline: list[PerExample] = []
             parts: dict[str, list[np.ndarray]] = {}
@@ -102,10 +102,10 @@ class Pair(Examples):
             unedited = concatenated(baseline)
             whole = {metric: np.concatenate(parts[metric], 1) for metric in unedited}
             if bad := [metric for metric, one in whole.items() if not np.isfinite(one).all()]:
-                raise CircuitsError(f"{self.caller}: {in_errors(bad[0])}: an estimate is not finite")
+                raise CircuitsError(f"{self.caller}: {quote_metric(bad[0])}: an estimate is not finite")
             return pair, unedited, whole
 
-        return within_memory(self.batch_size, of)
+        return run_within_memory(self.batch_size, of)
 
     @staticmethod
     def change(base: Tensor, source: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class Pair(Examples):
         if self.logit_columns is not None:
             read = (self.logit_columns if columns is None else columns).to(self.surface.device)
             functions.append((UNEMBED, lambda x: x.index_select(1, read)))
-        with torch.set_grad_enabled(graph), listening(self.surface, functions):
+        with torch.set_grad_enabled(graph), listen_at_hooks(self.surface, functions):
             output: Tensor = self.surface.call(prompts)
         if missing := [hook for hook in recorders if hook not in activations]:
             raise CircuitsError(f"{self.caller}: {missing[0]} never fired; this model has it switched off")
@@ -219,7 +219,7 @@ class Pair(Examples):
             if not isinstance(total, Tensor) or not total.requires_grad:
                 others = "; or leave it out here" if len(values) > 1 else ""
                 raise CircuitsError(
-                    f"{self.caller}: {in_errors(name)} has no gradient; compute it with torch, without detach or "
+                    f"{self.caller}: {quote_metric(name)} has no gradient; compute it with torch, without detach or "
                     f"argmax{others}"
                 )
             at = [run.activations[hook] for hook in hooks]
@@ -227,7 +227,7 @@ class Pair(Examples):
                 found = torch.autograd.grad(total.double().sum(), at, retain_graph=True, allow_unused=True)
             except RuntimeError as error:
                 raise CircuitsError(
-                    f"{self.caller}: {in_errors(name)} has no gradient: {str(error).splitlines()[0]}"
+                    f"{self.caller}: {quote_metric(name)} has no gradient: {str(error).splitlines()[0]}"
                 ) from error
             by_metric[name] = {
                 hook: torch.zeros_like(x) if gradient is None else gradient
@@ -239,7 +239,7 @@ class Pair(Examples):
 @model_block
 def ready_for_gradients(surface: HookedModel) -> Iterator[None]:
     """Suspends the edits of all blocks, sets eval mode and leaves inference mode, so that gradients work."""
-    with torch.inference_mode(False), suspended(surface.model), evaluating(surface.model):
+    with torch.inference_mode(False), suspended(surface.model), hold_eval_mode(surface.model):
         yield
 
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.interventions.edits import Edit, Place, check_units, parse_place
 from circuits.interventions.replacements import DIRECTION
-from circuits.model.heads import AnyHead, Head, HeadSpec, at_index, label_in
+from circuits.model.heads import AnyHead, Head, HeadSpec, format_head_label, make_head_at_index
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import own_positions
 from circuits.model.sites import UNITS, Site
 from circuits.model.types import MetricLike, SiteLike, TokensLike
-from circuits.patch._gradients import INPUTS, Estimates, Pair, parse_steps
-from circuits.patch._result import ScreenResult, parse_options, ranked
+from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, parse_steps
+from circuits.patch._screen_result import ScreenResult, parse_options, ranked
 from circuits.sweeps.metrics import Measurements, PerExample, Row
 from circuits.sweeps.table import SweepResult, parse_resampling, tabulate
 from circuits.tensors import Snapshot
@@ -46,7 +46,7 @@ class _Part(NamedTuple):
 
     def head(self, surface: HookedModel) -> AnyHead | None:
         kind, layer = self.site.kind, self.site.layer or 0
-        return at_index(kind, layer, self.at["head"], surface) if "head" in self.at else None
+        return make_head_at_index(kind, layer, self.at["head"], surface) if "head" in self.at else None
 
 
 @answers_former_names
@@ -89,7 +89,7 @@ def screen(
     minimum of a loss; or the mean of those at `steps` midpoints between the embeddings of base and source (Hanna et al.
     2024, arXiv:2403.17806). Refused inside a block of `intervene` that edits the model.
     """
-    pair = Pair.read(CALLER, model, base, source, metric, batch, "resample").sized(batch_size)
+    pair = PatchExamples.read(CALLER, model, base, source, metric, batch, "resample").sized(batch_size)
     options = parse_options(CALLER, exact, seed, draws, flips, rank)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     rows = _parse_sites(
@@ -104,7 +104,9 @@ def screen(
     }
     settings |= {"steps": steps} if between else {}
     descriptions = [_row(pair.surface, f"patch.activations ({DIRECTION})", one) for one in parts]
-    return ranked(*found, descriptions, lambda at: _patch(pair, parts[at]), options, settings | pair.words)
+    return ranked(
+        *found, descriptions, lambda at: _make_row_patch(pair, parts[at]), options, settings | pair.words
+    )
 
 
 def attribution(
@@ -145,7 +147,7 @@ def attribution(
     """
     caller, direction = "patch.attribution", "source -> base"
     place = parse_place(site, None, caller)
-    pair = Pair.read(caller, model, base, source, metric, batch, "resample").sized(batch_size)
+    pair = PatchExamples.read(caller, model, base, source, metric, batch, "resample").sized(batch_size)
     resampling, axes = parse_resampling(seed, draws, flips, caller), _parse_axes(by, place.site, caller)
     rows = [_Rows(Site(place.site.name, layer), hook, axes) for layer, hook in pair.surface.at(place.site)]
     parts, (sized, unedited, estimates) = _screened(pair, rows, None)
@@ -194,8 +196,8 @@ def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_Rows]:
 
 
 def _screened(
-    pair: Pair, rows: Sequence[_Rows], steps: int | None
-) -> tuple[list[_Part], tuple[Pair, PerExample, dict[str, np.ndarray]]]:
+    pair: PatchExamples, rows: Sequence[_Rows], steps: int | None
+) -> tuple[list[_Part], tuple[PatchExamples, PerExample, dict[str, np.ndarray]]]:
     """Returns what has a row, the pair at the batch size that fits, its metrics at base, and the estimates.
 
     Args:
@@ -205,11 +207,11 @@ def _screened(
     # By hook, the sizes of the axes of rows.
     sizes: dict[str, torch.Size] = {}
 
-    def estimate(piece: Pair) -> tuple[PerExample, Estimates]:
-        baseline, whole = _estimates(piece, [one.hook for one in rows], steps)
+    def estimate(piece: PatchExamples) -> tuple[PerExample, Estimates]:
+        baseline, whole = _estimate_effects(piece, [one.hook for one in rows], steps)
         found: Estimates = {}
         for metric, by_hook in whole.items():
-            each = {one.hook: _by_row(by_hook[one.hook], one, longest) for one in rows}
+            each = {one.hook: _sum_by_row(by_hook[one.hook], one, longest) for one in rows}
             sizes.update((hook, x.shape[:-1]) for hook, x in each.items())
             found[metric] = torch.cat([x.reshape(-1, x.shape[-1]) for x in each.values()])
         return baseline, found
@@ -223,7 +225,7 @@ def _screened(
     return parts, found
 
 
-def _by_row(estimate: Tensor, rows: _Rows, longest: int) -> Tensor:
+def _sum_by_row(estimate: Tensor, rows: _Rows, longest: int) -> Tensor:
     """Sums an estimate over all axes of its site but the examples and those of rows: [*row example]."""
     kind = rows.site.kind
     axes = {"head": kind.head_axis, "position": kind.query_axis}
@@ -234,8 +236,8 @@ def _by_row(estimate: Tensor, rows: _Rows, longest: int) -> Tensor:
     return total.narrow(rows.axes.index("position"), 0, longest) if "position" in rows.axes else total
 
 
-def _estimates(
-    piece: Pair, hooks: list[str], steps: int | None
+def _estimate_effects(
+    piece: PatchExamples, hooks: list[str], steps: int | None
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
     """Returns the metrics at base, and (source − base)·gradient by metric and hook, shaped as the activation with each
     example's own tokens first, and zeros behind them.
@@ -261,7 +263,9 @@ def _estimates(
 def _row(surface: HookedModel, intervention: str, part: _Part) -> Row:
     """Returns the columns that say what a row is about."""
     site, head, at = part.site, part.head(surface), part.at
-    label = str(site) if head is None else label_in(head, surface, "" if site.name == "z" else site.name)
+    label = (
+        str(site) if head is None else format_head_label(head, surface, "" if site.name == "z" else site.name)
+    )
     unit = "feature" if "feature" in at else "neuron"
     names = [f"{axis} {number}" for axis, number in at.items() if axis != "head"]
     return {
@@ -275,7 +279,7 @@ def _row(surface: HookedModel, intervention: str, part: _Part) -> Row:
     }
 
 
-def _patch(pair: Pair, part: _Part) -> Edit:
+def _make_row_patch(pair: PatchExamples, part: _Part) -> Edit:
     """Returns the `patch.activations` edit of one row."""
     units = tuple(part.at[unit] for unit in UNITS.values() if unit in part.at)
     place, head = Place(part.site, neurons=units or None), part.head(pair.surface)

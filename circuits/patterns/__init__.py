@@ -16,9 +16,9 @@ usual ones are defined here; `&`, `|` and `~` combine them. All functions run in
 chunk, on any model that `circuits` supports, with the edits of open `intervene` blocks in force.
 """
 
-from circuits.patterns._changes import Following, Movement, follow, movement
-from circuits.patterns._read import Maps, Recorded, attention, record
-from circuits.patterns._scores import Classes, Scores, bits, classify, scores
+from circuits.patterns._pattern_changes import Following, Movement, follow, movement
+from circuits.patterns._pattern_reading import Maps, Recorded, attention, record
+from circuits.patterns._template_scores import Classes, Scores, bits, classify, scores
 from circuits.patterns._templates import (
     column,
     constant,

@@ -21,7 +21,7 @@ from circuits.interventions.edits import parse_keys
 from circuits.model.prompts import Prompts
 from circuits.model.types import PositionsLike, TokensLike
 from circuits.tensors import as_dense_tensor, select_positions
-from circuits.validate import by_text, is_whole
+from circuits.validate import index_by_text, is_whole
 
 
 def identity(length: Any) -> Bool[Tensor, "query key"]:
@@ -87,7 +87,7 @@ def parse_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]
     if not isinstance(given, Mapping) or not given:
         raise CircuitsError("patterns.scores: no templates; give a dict of names and templates [query key]")
     templates: dict[str, Any] = {}
-    for name, template in by_text(given, "patterns.scores", "templates").items():
+    for name, template in index_by_text(given, "patterns.scores", "templates").items():
         template = as_dense_tensor(template, f"template {name!r}")
         if isinstance(template, Tensor):
             _check(name, template, len(tokens), tokens.shape[1])

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
-from circuits.engine.batch_size import within_memory
+from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError
 from circuits.figures.results import probe_figure
-from circuits.model.edit_state import running_rows
+from circuits.model.activation_recording import hold_eval_mode, recording
+from circuits.model.edit_state import mark_running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
-from circuits.model.record import evaluating, recording
-from circuits.probe._inputs import (
+from circuits.probe._probe_inputs import (
     CLASSIFICATION,
     Entries,
     ProbeSite,
@@ -89,9 +89,9 @@ def linear(
     given = prompts, entries, chosen, (fitted, penalty)
     (drawn,) = np.random.SeedSequence([seed, 3]).generate_state(1, np.uint64) >> 1
     shuffled = [[one, one.shuffled([entries.fit, entries.held_out], int(drawn))] for one in named]
-    probes, size = _probes(surface, *given, shuffled, batch_size)
+    probes, size = _fit_probes(surface, *given, shuffled, batch_size)
     if control is not None:
-        others, _ = _probes(control, *given, [[one] for one in named], size)
+        others, _ = _fit_probes(control, *given, [[one] for one in named], size)
         probes = [replace(one, untrained=other.value) for one, other in zip(probes, others, strict=True)]
     settings = {"seed": seed, "draws": draws, "batch_size": size, "intercept": fitted, "ridge": penalty}
     weights = {(one.site.label, one.target): one.fitted for one in probes}
@@ -106,7 +106,7 @@ def _parse_numbers(draws: Any, ridge: Any, intercept: Any) -> tuple[int, float, 
     return int(draws), float(ridge or 0), bool(intercept)
 
 
-def _probes(
+def _fit_probes(
     surface: HookedModel,
     prompts: Prompts,
     entries: Entries,
@@ -145,7 +145,7 @@ def _probes(
                 probes[site].append(Probe(site, one[0].name, maps[0], *scores))
         return [one for site in sites for one in probes[site]], size
 
-    return within_memory(most, run)
+    return run_within_memory(most, run)
 
 
 def activations(
@@ -161,9 +161,9 @@ def activations(
         kept: dict[ProbeSite, list[Tensor]] = {site: [] for site in waiting}
         for rows in torch.arange(len(prompts)).split(step):
             # What an intervention holds for each example is cut to these rows.
-            cut = running_rows(model, rows, len(prompts))
+            cut = mark_running_rows(model, rows, len(prompts))
             with (
-                evaluating(model),
+                hold_eval_mode(model),
                 torch.no_grad(),
                 recording(surface, {site.hook for site in kept}) as seen,
                 cut,

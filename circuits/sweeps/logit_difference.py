@@ -247,7 +247,7 @@ def _first_tokens(
         answers = [side[row if len(side) > 1 else 0] for side in sides]
         tokens: dict[str, list[int]] = {}
         for text in dict.fromkeys(one for answer in answers for one in answer if isinstance(one, str)):
-            tokens[text] = _continued(text, surface, prompts, row, length)
+            tokens[text] = _tokenize_continuation(text, surface, prompts, row, length)
             for other in tokens:
                 if other != text and tokens[other][0] == tokens[text][0]:
                     raise CircuitsError(
@@ -259,7 +259,9 @@ def _first_tokens(
     return tuple(map(tuple, found))
 
 
-def _continued(text: str, surface: HookedModel, prompts: Prompts, row: int, length: int) -> list[int]:
+def _tokenize_continuation(
+    text: str, surface: HookedModel, prompts: Prompts, row: int, length: int
+) -> list[int]:
     """Returns the tokens of an answer after a prompt's; in bidirectional attention, where it is not read after its
     prompt but in its place, the one token that it is by itself.
     """

@@ -167,7 +167,7 @@ class Metric:
         batch = batch.to(output.device) if isinstance(batch, Tensor) else batch
         given = () if batch is None else (private(batch),)
         unchanged = (
-            assert_weights_unchanged(self.model, in_errors(self.name)) if self.model else nullcontext()
+            assert_weights_unchanged(self.model, quote_metric(self.name)) if self.model else nullcontext()
         )
         with unchanged:
             try:
@@ -175,7 +175,7 @@ class Metric:
             except (IndexError, RuntimeError, ValueError) as error:
                 if (known := self._advice_on(error, own)) is None:
                     raise
-                raise CircuitsError(f"{in_errors(self.name)}: {known}") from error
+                raise CircuitsError(f"{quote_metric(self.name)}: {known}") from error
 
     def _advice_on(self, error: Exception, output: Tensor) -> str | None:
         """Says what to do about a function that cannot have gradients, or does not know which examples it is given."""
@@ -202,7 +202,7 @@ def _name(function: Any) -> str:
     return "metric" if name == "<lambda>" else str(name)
 
 
-def in_errors(name: str) -> str:
+def quote_metric(name: str) -> str:
     """Returns what an error calls a metric; a lambda has no name of its own."""
     return name if name == "metric" else f"metric {name}"
 
@@ -213,7 +213,7 @@ def by_name(values: Any, name: str) -> dict[str, Any]:
     by_key = {str(key): value for key, value in values.items()}
     if not values or len(by_key) < len(values):
         what = "an empty dict" if not values else "two values that are called alike"
-        raise CircuitsError(f"{in_errors(name)}: returned {what}")
+        raise CircuitsError(f"{quote_metric(name)}: returned {what}")
     return by_key
 
 
@@ -261,7 +261,7 @@ def unedited_metrics(
 
 
 def _unedited(output: Tensor, clean: Tensor, kept: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
-    output, clean, entries = _where_read(output, clean, kept)
+    output, clean, entries = _mask_unread_outputs(output, clean, kept)
     # The difference of equal infinite logits is NaN, and counts as 0.
     difference = torch.where(output == clean, torch.zeros_like(output), output - clean)
     mse = (difference.square().flatten(1).sum(1), entries)
@@ -286,11 +286,11 @@ def first_choice(
         raise CircuitsError(
             "the model's output has one column, and no first and second choice to take the difference of; give metric="
         )
-    output, clean, entries = _where_read(output, clean, kept)
+    output, clean, entries = _mask_unread_outputs(output, clean, kept)
     return {"logit_diff": (_first_two(output, clean), entries / output.shape[-1])}
 
 
-def _where_read(output: Tensor, clean: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _mask_unread_outputs(output: Tensor, clean: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Returns two outputs in float64, 0 where they are not read, and each example's number of entries."""
     output, clean = output.double(), clean.double()
     if kept is None:
@@ -315,14 +315,14 @@ def _pair(value: Any, name: str, size: int, variant: str, advice: str) -> tuple[
                 "it is infinite, as is the logit of a token that the model or an edit suppresses; read others"
             )
         raise CircuitsError(
-            f"{in_errors(name)}, {variant}: not finite for {int((~np.isfinite(sums + counts)).sum())} of {size} "
+            f"{quote_metric(name)}, {variant}: not finite for {int((~np.isfinite(sums + counts)).sum())} of {size} "
             f"examples; {advice}"
         )
     if (counts < 0).any():
-        raise CircuitsError(f"{in_errors(name)}, {variant}: a count is negative")
+        raise CircuitsError(f"{quote_metric(name)}, {variant}: a count is negative")
     if stray := int(((counts == 0) & (sums != 0)).sum()):
         raise CircuitsError(
-            f"{in_errors(name)}, {variant}: {stray} of {size} examples have a sum of entries that their count of 0 "
+            f"{quote_metric(name)}, {variant}: {stray} of {size} examples have a sum of entries that their count of 0 "
             "says are not there; leave these out of the sum too"
         )
     return sums, counts
@@ -330,7 +330,7 @@ def _pair(value: Any, name: str, size: int, variant: str, advice: str) -> tuple[
 
 def _vector(value: Any, name: str, size: int, variant: str) -> np.ndarray:
     """Returns a metric's values as a number per example; refuses any other shape or kind."""
-    what = f"{in_errors(name)}, {variant}"
+    what = f"{quote_metric(name)}, {variant}"
     if isinstance(value, Tensor):
         value = as_dense_tensor(value, what).detach().cpu().resolve_conj().resolve_neg()
         # Complex values are refused below, as in numpy arrays.
@@ -377,7 +377,7 @@ class Measurements:
         if odd := sorted(set(values) ^ set(self.chunks[0][0])):
             title = BASELINE if index < 0 else titled(self.runs[index])
             there, missing = (title, BASELINE) if odd[0] in values else (BASELINE, title)
-            raise CircuitsError(f"{in_errors(odd[0])}: returned for {there} but not for {missing}")
+            raise CircuitsError(f"{quote_metric(odd[0])}: returned for {there} but not for {missing}")
 
     @property
     def metrics(self) -> list[str]:

@@ -10,24 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
-from circuits.engine.batch_size import within_memory
-from circuits.engine.stacked import NotStacked, Variant, check_model, clean_pass, run_stacked
-from circuits.errors import CircuitsError, format_value, prefixed
-from circuits.interventions.apply import attached, planned, wanted
-from circuits.interventions.forward_pass import References
+from circuits.engine.batch_size import run_within_memory
+from circuits.engine.stacked_forward import NotStacked, Variant, check_model, clean_pass, run_stacked
+from circuits.errors import CircuitsError, format_value, prefix_error_messages
+from circuits.interventions.apply import attach_plan, planned, wanted
+from circuits.interventions.forward_pass import CleanPassResults
 from circuits.interventions.grids import Draws
-from circuits.model.edit_state import State, assert_weights_unchanged, exclusive, running_rows
+from circuits.model.activation_recording import hold_eval_mode
+from circuits.model.edit_state import (
+    State,
+    assert_weights_unchanged,
+    hold_model_exclusively,
+    mark_running_rows,
+)
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
-from circuits.model.record import evaluating
 from circuits.model.types import MetricLike, PositionsLike, TokensLike
 from circuits.statistics import Resampling
 from circuits.sweeps.logit_difference import LogitDifference
-from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, in_errors, titled
+from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, quote_metric, titled
 from circuits.sweeps.table import SweepResult, about, parse_resampling, tabulate
 from circuits.tensors import largest
-from circuits.validate import answers_former_names, by_text, parse_choice
+from circuits.validate import answers_former_names, index_by_text, parse_choice
 
 NAIVE, FAST = "naive", "fast"
 # Differences between two runs of one example that are rounding: relative to the output's largest entry, and in half
@@ -99,8 +104,8 @@ def run_sweep(
     batch_size: int | None = None,
 ) -> tuple[SweepResult, Measurements]:
     """Returns the result of `sweep`, and the values of every example behind it."""
-    with exclusive(surface.model):
-        plans, columns = _planned(variants, surface), metric.columns
+    with hold_model_exclusively(surface.model):
+        plans, columns = _plan_variants(variants, surface), metric.columns
         # The streams of the clean pass are held beside a forward.
         kept = surface.n_layers * (surface.sizes["d_model"] or 1)
         read = None if columns is None else len(columns)
@@ -145,8 +150,8 @@ class ModelSweep:
             one.alone = refused
             if refused is None:
                 one.stack(self.surface)
-        with evaluating(self.surface.model), torch.no_grad():
-            found = within_memory(self.batch_size, self._measured)
+        with hold_eval_mode(self.surface.model), torch.no_grad():
+            found = run_within_memory(self.batch_size, self._measured)
         for run, one in zip(found.runs, self.variants, strict=True):
             run["engine"] = FAST if one.alone is None else NAIVE
         return found
@@ -160,10 +165,10 @@ class ModelSweep:
                 for one in self.variants
             ]
         )
-        self.references = References(self.surface, size * self.prompts.shape[1])
+        self.references = CleanPassResults(self.surface, size * self.prompts.shape[1])
         step = -(-total // -(-total // size))
         for start in range(0, total, step):
-            with assert_weights_unchanged(self.surface.model, in_errors(self.metric.name)):
+            with assert_weights_unchanged(self.surface.model, quote_metric(self.metric.name)):
                 self._measure_chunk(slice(start, min(start + step, total)))
         return self.found
 
@@ -176,7 +181,7 @@ class ModelSweep:
             (index for index, one in enumerate(self.variants) if one.alone is None),
             key=lambda index: self.variants[index].start,
         )
-        with running_rows(self.surface.model, rows, len(self.prompts)):
+        with mark_running_rows(self.surface.model, rows, len(self.prompts)):
             clean = clean_pass(self.surface, self.chunk, {self.variants[index].start for index in stacked})
         # A model may overwrite its output in the next run.
         self.clean = _checked(clean.output, self.here.kept, BASELINE).clone()
@@ -213,8 +218,8 @@ class ModelSweep:
     def _measure_alone(self, index: int) -> None:
         """Runs one variant in a forward of its own, by plain hooks."""
         with (
-            attached(self.surface, self.variants[index].plan, self.references),
-            running_rows(self.surface.model, self.rows, len(self.prompts)),
+            attach_plan(self.surface, self.variants[index].plan, self.references),
+            mark_running_rows(self.surface.model, self.rows, len(self.prompts)),
         ):
             output = self.surface.call(self.chunk)
         self._add(index, output)
@@ -250,7 +255,7 @@ def _checked(output: Any, kept: Tensor | None, title: str) -> Tensor:
     return output
 
 
-def _planned(variants: Any, surface: HookedModel) -> list[Variant]:
+def _plan_variants(variants: Any, surface: HookedModel) -> list[Variant]:
     """Returns every variant, each draw by itself, as steps on the model; refuses names that would be the same in the
     table.
     """
@@ -261,13 +266,13 @@ def _planned(variants: Any, surface: HookedModel) -> list[Variant]:
     if not variants:
         raise CircuitsError("sweep: no variants; give a dict of names and interventions")
     found: list[Variant] = []
-    for name, given in by_text(variants, "sweep", "variants").items():
+    for name, given in index_by_text(variants, "sweep", "variants").items():
         drawn = isinstance(given, Draws)
         for draw, one in enumerate(given.interventions if isinstance(given, Draws) else (given,)):
             together = tuple(one) if isinstance(one, tuple | list) else (one,)
             if not together:
                 raise CircuitsError(f"sweep: variant {name!r} has no intervention")
-            with prefixed(f"variant {name!r}"):
+            with prefix_error_messages(f"variant {name!r}"):
                 found.append(Variant(name, draw if drawn else None, together, planned(together, surface)))
     return found
 

@@ -17,7 +17,7 @@ from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention,
 from circuits.statistics import LEVEL, Resampling, holm, least_p_notes, summarise
 from circuits.sweeps.metrics import Measurements, Row
 from circuits.tables import short_table
-from circuits.validate import answers_former_names, by_text, is_whole, parse_seed
+from circuits.validate import answers_former_names, index_by_text, is_whole, parse_seed
 
 # fmt: off
 COLUMNS = (
@@ -71,7 +71,9 @@ class SweepResult:
 
         Raises `CircuitsError` for parts that share a row, and for parts whose unedited models or settings differ.
         """
-        labels = list(by_text(parts, "SweepResult.concat", "models")) if isinstance(parts, Mapping) else []
+        labels = (
+            list(index_by_text(parts, "SweepResult.concat", "models")) if isinstance(parts, Mapping) else []
+        )
         results = list(parts.values() if isinstance(parts, Mapping) else parts)
         if not results or not all(isinstance(one, SweepResult) for one in results):
             raise CircuitsError(

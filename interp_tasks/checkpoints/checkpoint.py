@@ -29,13 +29,13 @@ from interp_tasks.checkpoints.run_files import (
     WEIGHTS_FILE,
     check_digest,
     digest,
+    explain_no_task,
     json_bytes,
-    no_task,
     signed,
     to_json,
 )
 from interp_tasks.devices import check_device
-from interp_tasks.disk import check_absent, new_folder, read_file, write_synced
+from interp_tasks.disk import check_path_is_free, create_folder_atomically, read_file, write_synced
 from interp_tasks.errors import UserError
 from tasks.base import Task
 from tasks.errors import TaskError
@@ -147,7 +147,7 @@ def save_checkpoint(
         TaskError: if the task does not fit the model.
     """
     folder = Path(path)
-    check_absent(folder)
+    check_path_is_free(folder)
     check_storable(model, task, step)
     assert isinstance(model, HookedTransformer)
     config = config_to_json(model.cfg, parameter_dtype(model))
@@ -172,7 +172,7 @@ def save_checkpoint(
             {name: as_dense_tensor(each) for name, each in training_state.items()}
         )
         meta["training_state"] = digest(files[TRAINING_STATE_FILE])
-    with new_folder(folder) as temporary:
+    with create_folder_atomically(folder) as temporary:
         for name, content in files.items():
             write_synced(temporary / name, content)
         write_synced(temporary / META_FILE, json_bytes(signed(meta)))
@@ -270,7 +270,7 @@ class Checkpoint:
             UserError: saying why there is none.
         """
         if self.task is None:
-            raise no_task(self.meta, self.ref)
+            raise explain_no_task(self.meta, self.ref)
         return self.task
 
 

@@ -225,7 +225,7 @@ def read_models(
         return described, {step or 0: model}, {step or 0: ((), ())}
     files = weight_files(folder, step)
     states = {number: read_state(file) for number, file in sorted(files.items())}
-    described = described_model(states[max(files)], task, config, files[max(files)])
+    described = infer_model_config(states[max(files)], task, config, files[max(files)])
     models = {number: model_from_json(described, files[number]) for number in states}
     return (
         described,
@@ -290,7 +290,7 @@ def read_state(file: Path) -> dict[str, Tensor]:
     return found
 
 
-def described_model(
+def infer_model_config(
     state: Mapping[str, Tensor], task: Task | None, config: dict[str, Any], file: Path
 ) -> dict[str, Any]:
     """Returns the config of the model that the weights are of, as a checkpoint stores it."""

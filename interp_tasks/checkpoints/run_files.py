@@ -386,7 +386,7 @@ def stored_points(run: Path) -> list[tuple[int, Path]]:
     return sorted(points)
 
 
-def no_task(meta: Mapping[str, Any], ref: str) -> UserError:
+def explain_no_task(meta: Mapping[str, Any], ref: str) -> UserError:
     """Returns what to say of a checkpoint of which there is no task."""
     import tasks
 

@@ -78,7 +78,7 @@ class Schedule:
     rates: Callable[[Mapping[str, Any]], Callable[[int], float]]
 
 
-def run_json(
+def make_run_json(
     run: Path,
     config: Mapping[str, Any],
     info: Mapping[str, Any],
@@ -230,7 +230,7 @@ class RunFolder:
                 for entry in (*folder.iterdir(), *(folder / CHECKPOINTS_FOLDER).glob(".*")):
                     if is_temporary(entry):
                         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-                described = run_json(folder, config, info, defaults, schedule)
+                described = make_run_json(folder, config, info, defaults, schedule)
                 atomic_write(folder / RUN_FILE, json_bytes(described))
                 (folder / CHECKPOINTS_FOLDER).mkdir(exist_ok=True)
                 sync_folder(folder)

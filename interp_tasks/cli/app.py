@@ -130,12 +130,12 @@ def load(name: str, line: str) -> TyperCommand:
     return command_of(name, line, getattr(import_module(f"interp_tasks.cli.commands.{module}"), function))
 
 
-def every_command(group: LazyGroup, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def iterate_commands(group: LazyGroup, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields every command of a group and of the groups in it, with its words: ``("modular", "progress")``."""
     for name in group.lines:
         command = group.get_command(None, name)
         if isinstance(command, LazyGroup):
-            yield from every_command(command, (*before, name))
+            yield from iterate_commands(command, (*before, name))
         else:
             yield (*before, name), command
 

@@ -28,7 +28,7 @@ from interp_tasks.settings import check_task_name, import_file, parse_settings, 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import ResolvedCheckpoint
     from interp_tasks.experiments import Result
-    from interp_tasks.training.config import Resolved
+    from interp_tasks.training.config import ResolvedConfig
 
 REF_HELP = (
     "Checkpoint: RUN@4000, RUN@last, @all, @0:20000:2000 (end included), @pre, @onset, @end, @post, "
@@ -161,7 +161,7 @@ class RecipeOptions(ImportOptions):
     ] = field(default_factory=list)
     device: DEVICE = "cpu"
 
-    def resolve(self) -> Resolved:
+    def resolve(self) -> ResolvedConfig:
         """Returns the whole configuration, once tasks of the user's own are known."""
         from interp_tasks.training.config import resolve_config
 

@@ -99,7 +99,7 @@ def note(text: str, quiet: bool) -> None:
 
 
 @contextlib.contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
+def watch_stop_signals() -> Iterator[Callable[[], bool]]:
     """Yields a function that tells whether Ctrl-C or SIGTERM has asked to stop: to store where it is, and leave.
 
     The second signal ends it at once.

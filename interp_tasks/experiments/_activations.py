@@ -174,7 +174,7 @@ def heads(
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         own = {name: named_heads(spec, subject.sizes) for name, spec in named.items()}
-        rows = classes_of(subject, least) if by_class else chosen_heads([EACH, EACH_LAYER], subject.sizes)
+        rows = heads_by_class(subject, least) if by_class else chosen_heads([EACH, EACH_LAYER], subject.sizes)
         if taken := own.keys() & rows.keys():
             raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
         found[str(subject.labels["ref"])] = rows
@@ -233,7 +233,7 @@ def parse_groups(groups: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
     return named
 
 
-def classes_of(subject: LoadedCheckpoint, least: int) -> HeadGroups:
+def heads_by_class(subject: LoadedCheckpoint, least: int) -> HeadGroups:
     """Returns classes of heads found on other examples, with so many that are least like any template."""
     classes = head_classes_held_out(subject)
     return classes.groups() | ({f"least patterned {least}": classes.least(least)} if least else {})

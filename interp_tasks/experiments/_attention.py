@@ -101,13 +101,13 @@ def attention(
     classes: dict[str, Classes] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        found = classify_heads(under_mask(subject, mask), names, at, moves)
+        found = classify_heads(mask_subject_examples(subject, mask), names, at, moves)
         ref = str(subject.labels["ref"])
         maps[ref], classes[ref] = patterns.attention(subject.model, found.recorded), found.classes
         return Measured(table(found))
 
     def check(subject: LoadedCheckpoint) -> None:
-        subject = under_mask(subject, mask)
+        subject = mask_subject_examples(subject, mask)
         chosen_templates(subject, names)
         scored_positions(subject, at)
 
@@ -120,7 +120,7 @@ def attention(
     return replace(result, notes=(SCORE, *rules, *moved, INTERVALS), data={"maps": maps, "classes": classes})
 
 
-def under_mask(subject: LoadedCheckpoint, mask: str | None) -> LoadedCheckpoint:
+def mask_subject_examples(subject: LoadedCheckpoint, mask: str | None) -> LoadedCheckpoint:
     """Returns the checkpoint with its examples under one mask."""
     if mask is None:
         return subject
@@ -134,7 +134,7 @@ def table(found: HeadClasses) -> pandas.DataFrame:
     """Returns a checkpoint's rows: each head's templates, movements and relocations, then those of all heads."""
     import pandas
 
-    from circuits.patterns._scores import OTHER, UNCLEAR
+    from circuits.patterns._template_scores import OTHER, UNCLEAR
 
     def measured(frame: pandas.DataFrame, number: str, baseline: str, metric: Any) -> pandas.DataFrame:
         names = {f"{number}{end}": f"value{end}" for end in ("", "_ci_low", "_ci_high")}

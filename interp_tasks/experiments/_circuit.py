@@ -462,7 +462,7 @@ def share(value: float) -> str:
 def figures(result: Result) -> list[Figure]:
     """Returns sizes over steps, where there are several checkpoints; and curves and pictures of the last two."""
     from circuits.figures.circuit_graph import DRAWN as EDGES
-    from interp_tasks.measurement.figure import figure
+    from interp_tasks.measurement.table_figures import figure
 
     drawn, circuits, curves, metrics = [], *(result.data[name] for name in ("circuits", "curves", "metrics"))
     if len(metrics) > 1 or not circuits:

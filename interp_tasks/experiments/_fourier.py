@@ -52,7 +52,7 @@ RULE = typer.Option(
 
 
 @dataclass(frozen=True)
-class Analysed:
+class TensorSpectrum:
     """The spectrum of one tensor of one checkpoint, with one axis of features, and its key frequencies.
 
     Attributes:
@@ -86,7 +86,7 @@ def fourier(refs: Refs, *, rule: Annotated[str, RULE] = "noise", **options: Unpa
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
     """
     name, number = parse_rule(rule)
-    spectra: dict[tuple[str, str], Analysed] = {}
+    spectra: dict[tuple[str, str], TensorSpectrum] = {}
     rules: dict[str, None] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
@@ -127,7 +127,7 @@ def read_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, ...]:
     return axes
 
 
-def tensors(subject: LoadedCheckpoint) -> Iterator[Analysed]:
+def tensors(subject: LoadedCheckpoint) -> Iterator[TensorSpectrum]:
     """Yields spectra of embeddings over each coordinate and of neurons over the complete grid of inputs."""
     from circuits.fourier import spectrum
 
@@ -139,7 +139,7 @@ def tensors(subject: LoadedCheckpoint) -> Iterator[Analysed]:
     tables = {axis.values: axis.name for axis in axes}
     for values, axis_name in tables.items():
         label, name = ("W_E", "digit") if len(tables) == 1 else (f"W_E ({axis_name})", axis_name)
-        yield Analysed(label, place("embed"), spectrum(model.W_E[list(values)], {name: len(values)}))
+        yield TensorSpectrum(label, place("embed"), spectrum(model.W_E[list(values)], {name: len(values)}))
     tokens = task.input_grid().tokens.to(subject.tokens.device)
     grid, positions = grid_of(axes, tokens), list(task.read_positions)
     hooks = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
@@ -149,10 +149,10 @@ def tensors(subject: LoadedCheckpoint) -> Iterator[Analysed]:
         for index, position in enumerate(positions):
             at = f", position {position}" if len(positions) > 1 else ""
             of_neurons = spectrum(neurons[:, index], grid)
-            yield Analysed(f"mlp_post.{layer}{at}", place("mlp_post", layer, position), of_neurons)
+            yield TensorSpectrum(f"mlp_post.{layer}{at}", place("mlp_post", layer, position), of_neurons)
 
 
-def rows_of(one: Analysed) -> list[Row]:
+def rows_of(one: TensorSpectrum) -> list[Row]:
     """Returns shares, keys and neurons by frequency, then those of all other frequencies together."""
     from circuits.fourier import clusters
 

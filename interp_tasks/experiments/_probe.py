@@ -19,7 +19,7 @@ import typer
 
 from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import in_passes
+from interp_tasks.measurement.activations import split_into_passes
 from interp_tasks.measurement.options import check_layer, layer_of
 from interp_tasks.measurement.result import Measured, Result, experiment, measure, value_text
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs, check_has_task
@@ -64,7 +64,7 @@ def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
     columns: dict[str, dict[str, Any]] = {}
 
     def parts() -> Iterator[tuple[Any, dict[str, Any]]]:
-        for tokens in in_passes(subject.tokens):
+        for tokens in split_into_passes(subject.tokens):
             seen = through(subject.model, tokens)
             outputs: dict[str, Any] = {}
             for name, output in seen.readouts.items():

@@ -200,7 +200,7 @@ def drops_view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     rows: list[dict[str, Any]] = []
     for (run, _), part in frame.groupby(["run", "variant"], sort=False):
         by_metric = {row["metric"].removeprefix(CORRELATION): row for row in part.to_dict("records")}
-        texts = {name: text_of(by_metric, name) for name in ("drop", *STEPS, *LEVELS, UNTIL)}
+        texts = {name: format_quantity(by_metric, name) for name in ("drop", *STEPS, *LEVELS, UNTIL)}
         first: dict[Any, Any] = part.to_dict("records")[0]
         rows.append({**first, **texts, "ref": title, "run": str(run).removeprefix(prefix)})
     ends = {name: dict.fromkeys([frame[name].min(), frame[name].max()]) for name in ("step", "seed")}
@@ -208,7 +208,7 @@ def drops_view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.DataFrame(rows).assign(**(spans if frame["seed"].notna().any() else spans | {"seed": "–"}))
 
 
-def text_of(by_metric: Mapping[str, Mapping[Any, Any]], name: str) -> str:
+def format_quantity(by_metric: Mapping[str, Mapping[Any, Any]], name: str) -> str:
     """Returns what people read of a quantity: of several seeds with the range, of a correlation with its interval."""
     row = by_metric.get(name, {"metric": name, "value": math.nan})
     value = row["value"]
@@ -344,7 +344,7 @@ def curve_figures(result: Result) -> list[Figure]:
     """Returns the curves of each run, its drop bold, and exact accuracies at its stored steps below."""
     from circuits.figures.layout import draw
     from circuits.figures.panels import curve as lines
-    from circuits.figures.panels import of_rows
+    from circuits.figures.panels import rows_to_series
 
     drawn = []
     for run, curves in result.data["curves"].items():
@@ -355,7 +355,7 @@ def curve_figures(result: Result) -> list[Figure]:
         stored = rows[(rows["variant"] == "stored step") & rows["metric"].str.startswith("accuracy")]
         if len(stored):
             groups = stored.groupby("metric", sort=False)
-            series = {f"{name}, stored steps": of_rows(part, "step") for name, part in groups}
+            series = {f"{name}, stored steps": rows_to_series(part, "step") for name, part in groups}
             panels.append(lines(series, y="accuracy", y_axis={"rangemode": "tozero"}))
         drawn.append(Figure(draw(panels), f"Training of {run}", CAPTION))
     return drawn

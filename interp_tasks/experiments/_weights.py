@@ -143,7 +143,7 @@ def transplant_figures(result: Result) -> list[Figure]:
     """Returns with several sources a map per component and metric, receiver by source; else the usual figure."""
     from circuits.figures.layout import draw, short_names
     from circuits.figures.panels import heat
-    from interp_tasks.measurement.figure import figures as usual
+    from interp_tasks.measurement.table_figures import figures as usual
 
     frame = result.frame
     if not isinstance(result.config["source"], list):
@@ -193,15 +193,15 @@ def permute(
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         from circuits import draws as drawn
 
-        makers = makers_of(subject, chosen)
+        makers = permutation_drawers(subject, chosen)
         variants = {name: drawn(make, draws, subject.seed) for name, make in makers.items()}
         return run_sweep(subject, variants, {name: called(name, {"draws": draws}) for name in variants})
 
-    config, check = {"draws": draws, "what": chosen}, partial(makers_of, chosen=chosen)
+    config, check = {"draws": draws, "what": chosen}, partial(permutation_drawers, chosen=chosen)
     return measure("permute", refs, options, measure_checkpoint, config=config, notes=NOTES, check=check)
 
 
-def makers_of(subject: LoadedCheckpoint, chosen: Sequence[str]) -> dict[str, Callable[[int], Any]]:
+def permutation_drawers(subject: LoadedCheckpoint, chosen: Sequence[str]) -> dict[str, Callable[[int], Any]]:
     """Returns by the name of its row what draws each permutation from a seed."""
     from circuits import permute as permutations
 

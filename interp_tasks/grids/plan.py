@@ -27,7 +27,7 @@ from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.recipes import ExperimentSpec, Spec, Training, check_steps, shipped_by
 from interp_tasks.settings import MANY_RUNS
 from interp_tasks.texts import did_you_mean
-from interp_tasks.training.config import SCHEDULE, Resolved, resolve_config
+from interp_tasks.training.config import SCHEDULE, ResolvedConfig, resolve_config
 
 #: Train settings under which a run goes on in the folder that it has, see :class:`~interp_tasks.checkpoints.RunFolder`.
 GOES_ON = ("steps", *SCHEDULE)
@@ -47,7 +47,7 @@ class TrainUnit:
 
     key: str
     folder: str
-    resolved: Resolved
+    resolved: ResolvedConfig
     varied: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -108,7 +108,7 @@ def check(spec: Spec, *, yes: bool = False) -> None:
     shipped_by(spec)
     for block in spec.train:
         for values in block.combinations():
-            if (start := resolved_of(block, values).train.start_from) is not None:
+            if (start := resolve_block_config(block, values).train.start_from) is not None:
                 resolve(start)
     for asked in spec.experiment:
         check_experiment(asked)
@@ -170,13 +170,13 @@ def plan(spec: Spec) -> Plan:
     for asked in spec.experiment:
         for runs in groups(asked, list(keys), spec.runs):
             needs = tuple(keys[run] for run in runs if run in keys)
-            others = [content_of(run, asked) for run in runs if run not in keys]
-            key = key_of([asked.model_dump(mode="json"), needs, others, spec.threads])
+            others = [identify_run_content(run, asked) for run in runs if run not in keys]
+            key = compute_content_key([asked.model_dump(mode="json"), needs, others, spec.threads])
             measured[key] = MeasureUnit(key, asked, runs, needs, spec.threads)
     return Plan(tuple(trained.values()), tuple(measured.values()))
 
 
-def content_of(run: str, asked: ExperimentSpec) -> dict[str, Any]:
+def identify_run_content(run: str, asked: ExperimentSpec) -> dict[str, Any]:
     """Returns the identity of the part of a run that an experiment reads: trained further, it is another."""
     if reads_logs_alone(asked):
         files = [
@@ -199,7 +199,7 @@ def groups(asked: ExperimentSpec, trained: Sequence[str], given: Sequence[str]) 
     return [*map(tuple, families.values()), *((run,) for run in given)]
 
 
-def resolved_of(block: Training, values: Mapping[str, Any]) -> Resolved:
+def resolve_block_config(block: Training, values: Mapping[str, Any]) -> ResolvedConfig:
     for key, instead in (("train.seed", "seeds"), ("train.threads", "threads, at the top")):
         if key in values:
             raise UserError(f"set {key}: write {instead}")
@@ -223,7 +223,7 @@ def train_units(spec: Spec) -> list[list[TrainUnit]]:
         axes = [key for key, values in block.values().items() if len(values) > 1]
         units: list[TrainUnit] = []
         for values in block.combinations():
-            resolved = resolved_of(block, values)
+            resolved = resolve_block_config(block, values)
             task = get(resolved.task_name, **resolved.task)
             train = resolved.train.model_copy(update={"threads": spec.threads})
             settings = train.model_dump(mode="json")
@@ -238,8 +238,8 @@ def train_units(spec: Spec) -> list[list[TrainUnit]]:
             }
             extension = {f"train.{key}": settings[key] for key in GOES_ON}
             compared = {key: value for key, value in extension.items() if key in axes}
-            name = f"{label(block.task, varied)}-{key_of([lasting, compared])[:8]}"
-            configuration = key_of([lasting, extension])
+            name = f"{label(block.task, varied)}-{compute_content_key([lasting, compared])[:8]}"
+            configuration = compute_content_key([lasting, extension])
             if configuration in names:
                 name = names[configuration]
             elif extensions.setdefault(name, extension) != extension:
@@ -247,7 +247,7 @@ def train_units(spec: Spec) -> list[list[TrainUnit]]:
             names[configuration] = name
             for seed in block.seeds:
                 config = train.model_copy(update={"seed": seed})
-                key = key_of({**content, "train": config.model_dump(mode="json")})
+                key = compute_content_key({**content, "train": config.model_dump(mode="json")})
                 settled = replace(resolved, train=config)
                 units.append(TrainUnit(key, f"runs/{name}/seed-{seed}", settled, varied))
         blocks.append(units)
@@ -260,6 +260,6 @@ def label(task: str, varied: Mapping[str, Any]) -> str:
     return re.sub(r"[^A-Za-z0-9_,+-]+", "_", ",".join(parts)).strip("_")[:80]
 
 
-def key_of(content: Any) -> str:
+def compute_content_key(content: Any) -> str:
     """Returns a hexadecimal digest of JSON."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]

@@ -36,7 +36,7 @@ from interp_tasks.measurement.subjects import Progress
 from interp_tasks.recipes import Spec, naming_file, read_spec, spec_of
 from interp_tasks.settings import EXECUTORS, import_file
 from interp_tasks.texts import counted
-from interp_tasks.workers import Serial, worker_pool
+from interp_tasks.workers import SerialExecutor, worker_pool
 
 if TYPE_CHECKING:
     import pandas
@@ -127,7 +127,7 @@ def grid(
     with naming_file(name):
         check(spec, yes=yes)
         planned = plan(spec)
-    slots = slots_of(executor, jobs, spec.threads)
+    slots = count_executor_slots(executor, jobs, spec.threads)
     records = settled_records(planned, root, retry)
     if len(records) < len(planned.units) and executor in ("serial", "processes", "dask"):
         check_device(device)
@@ -192,7 +192,7 @@ def run_units(
 # ---- Who does the work
 
 
-def slots_of(executor: str, jobs: int | None, threads: int) -> int | None:
+def count_executor_slots(executor: str, jobs: int | None, threads: int) -> int | None:
     """Returns how many units an executor gets at a time; ``None``: as many as there are."""
     if executor not in ("serial", "processes"):
         dask = DASK.fullmatch(executor)
@@ -213,7 +213,7 @@ def slots_of(executor: str, jobs: int | None, threads: int) -> int | None:
 def opened(executor: str, slots: int | None) -> Iterator[Executor]:
     """Yields the executor of a name; whatever it started ends with it."""
     if executor == "serial":
-        yield Serial()
+        yield SerialExecutor()
     elif executor == "processes":
         # A process for each unit would import torch each time.
         with worker_pool(slots or 1) as pool:

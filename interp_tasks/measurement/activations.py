@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TOKENS_PER_PASS = 16384
 
 
-def in_passes(tokens: Any, most: int | None = None) -> Sequence[Any]:
+def split_into_passes(tokens: Any, most: int | None = None) -> Sequence[Any]:
     """Returns tokens ``[batch pos]`` in parts of at most so many tokens (``TOKENS_PER_PASS``), one example at least."""
     size = max(1, (most or TOKENS_PER_PASS) // tokens.shape[1])
     return [tokens[start : start + size] for start in range(0, len(tokens), size)]
@@ -30,7 +30,7 @@ def recorded(
     from circuits import cache
 
     parts: dict[str, list[Tensor]] = {site: [] for site in sites}
-    for part in in_passes(tokens) if parts else ():
+    for part in split_into_passes(tokens) if parts else ():
         seen = cache(model, part, list(sites))
         for site, kept in parts.items():
             kept.append(read(seen[site]))

@@ -217,7 +217,7 @@ class HeadClasses:
 
     def groups(self) -> dict[str, tuple[Head, ...]]:
         """Returns the heads of each class; heads without a class are in ``uninterpretable``."""
-        from circuits.patterns._scores import OTHER, UNCLEAR
+        from circuits.patterns._template_scores import OTHER, UNCLEAR
 
         groups: dict[str, Any] = dict(self.classes.groups)
         rest = sorted([*groups.pop(OTHER, ()), *groups.pop(UNCLEAR, ())])

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from circuits.errors import prefixed
+from circuits.errors import prefix_error_messages
 from interp_tasks.disk import write_together
 from interp_tasks.measurement.options import unknown
 from interp_tasks.measurement.subjects import (
@@ -19,8 +19,8 @@ from interp_tasks.measurement.subjects import (
     LoadedCheckpoint,
     Options,
     Refs,
+    get_model_sizes,
     resolve_refs,
-    sizes_of,
     subjects,
 )
 from interp_tasks.pages import (
@@ -400,7 +400,7 @@ class Result:
 
     def figures(self) -> list[Figure]:
         """Returns the figures of the page: those of the experiment, or every value beside its baseline, by metric."""
-        from interp_tasks.measurement.figure import figures
+        from interp_tasks.measurement.table_figures import figures
 
         own = EXPERIMENTS[self.experiment].defined("figures") if self.experiment in EXPERIMENTS else None
         drawn: list[Figure] = figures(self.frame, self.examples()) if own is None else own(self)
@@ -485,8 +485,8 @@ def measure(
     found = resolve_refs(refs, examples)
     if check_sizes is not None:
         for each in found:
-            with prefixed(each.label):
-                check_sizes(sizes_of(each), each.ref)
+            with prefix_error_messages(each.label):
+                check_sizes(get_model_sizes(each), each.ref)
 
     import pandas
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from circuits.errors import prefixed
+from circuits.errors import prefix_error_messages
 from interp_tasks.checkpoints import ResolvedCheckpoint, read_run, resolve
 from interp_tasks.devices import check_device
 from interp_tasks.disk import check_file
@@ -311,7 +311,7 @@ def subjects(
     unloaded = list(with_examples(found, examples))
     for each in unloaded:
         if check is not None:
-            with prefixed(each.stored.label):
+            with prefix_error_messages(each.stored.label):
                 check(each)
     from interp_tasks.checkpoints.checkpoint import load_resolved
 
@@ -335,7 +335,7 @@ def with_examples(found: Sequence[ResolvedCheckpoint], examples: Examples) -> It
     batches: dict[Task, Batch] = {}
     prompted: dict[Path, Task] = {}
     for each in found:
-        sizes = sizes_of(each)
+        sizes = get_model_sizes(each)
         labels = {
             "run": each.run_name,
             "ref": each.label,
@@ -354,7 +354,7 @@ def with_examples(found: Sequence[ResolvedCheckpoint], examples: Examples) -> It
             batch = task.sample(examples.samples, examples.seed)
             yield LoadedCheckpoint(each, sizes, task, batch, batch.tokens, labels)
         else:
-            for part, task in parts_of(own_task or task_of(each), sizes).items():
+            for part, task in list_mixture_parts(own_task or task_of(each), sizes).items():
                 if task not in batches:
                     batches[task] = examples.sample(task).to(examples.device)
                 shared = {**labels, "ref": f"{each.label} ({part})" if part else each.label}
@@ -362,7 +362,7 @@ def with_examples(found: Sequence[ResolvedCheckpoint], examples: Examples) -> It
                 yield LoadedCheckpoint(each, sizes, task, batches[task], batches[task].tokens, shared)
 
 
-def parts_of(task: Task, sizes: Any) -> Mapping[str, Task]:
+def list_mixture_parts(task: Task, sizes: Any) -> Mapping[str, Task]:
     """Returns the parts of a mixture by name, or the task as one without a name; it fits a model of these sizes."""
     from tasks import Task
 
@@ -372,7 +372,7 @@ def parts_of(task: Task, sizes: Any) -> Mapping[str, Task]:
     return task.parts() or {"": task}
 
 
-def sizes_of(stored: ResolvedCheckpoint) -> Any:
+def get_model_sizes(stored: ResolvedCheckpoint) -> Any:
     """Returns the configuration of a stored model, with attributes as ``model.cfg`` has them."""
     return SimpleNamespace(**stored.meta["model"])
 
@@ -391,10 +391,10 @@ def trained_on(stored: ResolvedCheckpoint, task: Task | None) -> bool:
 
 def task_of(stored: ResolvedCheckpoint) -> Task:
     """Returns the task that a checkpoint names."""
-    from interp_tasks.checkpoints.run_files import no_task
+    from interp_tasks.checkpoints.run_files import explain_no_task
 
     if stored.task is None:
-        raise no_task(stored.meta, stored.ref)
+        raise explain_no_task(stored.meta, stored.ref)
     return stored.task
 
 
@@ -430,6 +430,6 @@ def in_runs(runs: Mapping[str, Sequence[ResolvedCheckpoint]]) -> list[ResolvedCh
     return [replace(one, label=one.ref) for several in runs.values() for one in several]
 
 
-def run_of(subject: LoadedCheckpoint) -> str:
+def get_run_name(subject: LoadedCheckpoint) -> str:
     """Returns the name of a checkpoint's run, as in :func:`by_run`."""
     return str(subject.stored.run_path or subject.stored.path)

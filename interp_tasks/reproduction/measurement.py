@@ -16,6 +16,7 @@ from interp_tasks.measurement.subjects import Progress
 from interp_tasks.pages import versions
 from interp_tasks.published import Claim, Paper, Study, read_paper
 from interp_tasks.published.paper import Control
+from interp_tasks.reproduction.claim_verdicts import Rows, filter_rows
 from interp_tasks.reproduction.records import (
     KEPT,
     VARIANCE,
@@ -34,7 +35,6 @@ from interp_tasks.reproduction.records import (
     together_name,
     write_records,
 )
-from interp_tasks.reproduction.verdicts import Rows, rows_where
 
 if TYPE_CHECKING:
     import pandas
@@ -45,7 +45,7 @@ MAX_CONTROLS = 3
 
 
 @dataclass(frozen=True)
-class Job:
+class StudyJob:
     """A study on one run, or on all runs of its role.
 
     Attributes:
@@ -145,7 +145,7 @@ def check_records(
     ]
 
 
-def all_jobs(paper: Paper, preset: str, runs: str | Path, rows: Sequence[int]) -> list[Job]:
+def all_jobs(paper: Paper, preset: str, runs: str | Path, rows: Sequence[int]) -> list[StudyJob]:
     """Returns every study on every run at hand, and on every control that one of its claims asks for.
 
     Of each condition the first three runs have their untrained model: what they share is what is asked for.
@@ -157,19 +157,19 @@ def all_jobs(paper: Paper, preset: str, runs: str | Path, rows: Sequence[int]) -
         controls = {name for claim in claims for name in claim.control_names(study)}
         playing = [each for each in stored if each.run.role == study.role]
         shuffled = [each for each in stored if each.run.role == study.shuffled] if playing else []
-        jobs += [Job(study, claims, (each,), "shuffled") for each in shuffled if "shuffled" in controls]
+        jobs += [StudyJob(study, claims, (each,), "shuffled") for each in shuffled if "shuffled" in controls]
         of_run: tuple[Control, ...] = ("untrained", "memorised")
         for control in (None, *(name for name in of_run if name in controls)):
             seen: Counter[str] = Counter()
             for on in [tuple(playing)] if study.together else [(each,) for each in playing]:
                 seen[on[0].config if on else ""] += 1
                 if on and (control is None or seen[on[0].config] <= MAX_CONTROLS):
-                    jobs.append(Job(study, claims, on, control))
+                    jobs.append(StudyJob(study, claims, on, control))
     return jobs
 
 
 def perform_all(
-    jobs: Sequence[Job],
+    jobs: Sequence[StudyJob],
     folder: Path,
     progress: Progress | None = None,
     keep: Callable[[Record], None] = lambda record: None,
@@ -189,7 +189,7 @@ def perform_all(
     return records
 
 
-def perform(job: Job, scratch: Path, folder: Path) -> Record:
+def perform(job: StudyJob, scratch: Path, folder: Path) -> Record:
     """Runs one job. Untrained models stay in ``scratch``."""
     from circuits import CircuitsError
     from tasks.errors import TaskError
@@ -197,7 +197,7 @@ def perform(job: Job, scratch: Path, folder: Path) -> Record:
     made = {"date": datetime.date.today().isoformat(), "device": "cpu", "dtype": "float32", **versions()}
     record = Record(*job.key, job.runs(), method_of(job.study), made)
     try:
-        frame = under_every_mark(job) if job.control is None else on_control(job, scratch)
+        frame = under_every_mark(job) if job.control is None else measure_on_control(job, scratch)
     except (UserError, TaskError, CircuitsError) as error:
         return replace(record, refused=plain(str(error), folder))
     if any(claim.per == "variance" for claim in job.claims):
@@ -220,7 +220,7 @@ def read_by_claims(table: Rows, claims: Sequence[Claim], stand_in: bool) -> Rows
     for claim in claims:
         for where in (claim.where, *([claim.divisor()[1]] if isinstance(claim.per, dict) else [])):
             asked = {key: value for key, value in where.items() if key != "run" or not stand_in}
-            wanted |= set(map(id, rows_where(table, asked)))
+            wanted |= set(map(id, filter_rows(table, asked)))
     return [row for row in table if id(row) in wanted]
 
 
@@ -239,7 +239,7 @@ def plain(text: Any, folder: Path) -> Any:
     return text.replace("zoo:", "").replace(f"{folder.as_posix()}/", "") if isinstance(text, str) else text
 
 
-def under_every_mark(job: Job) -> pandas.DataFrame:
+def under_every_mark(job: StudyJob) -> pandas.DataFrame:
     """Returns a job's table with the rows of a step under every mark of the study that means it.
 
     Experiments run a step once, under the first of its names: in a run that stores few, "onset" may be "pre" as well.
@@ -260,7 +260,7 @@ def under_every_mark(job: Job) -> pandas.DataFrame:
     return pandas.concat(tables, ignore_index=True)
 
 
-def on_control(job: Job, scratch: Path) -> pandas.DataFrame:
+def measure_on_control(job: StudyJob, scratch: Path) -> pandas.DataFrame:
     """Returns a study's table on models that should not pass, named as the runs and marks that they stand for."""
     import pandas
 

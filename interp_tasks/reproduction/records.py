@@ -29,8 +29,8 @@ from interp_tasks.measurement.result import COLUMNS
 from interp_tasks.published import Claim, Paper, Study, TrainingRun, read_paper
 from interp_tasks.published.paper import as_typed
 from interp_tasks.recipes import seed_numbers
-from interp_tasks.reproduction.verdicts import Rows
-from interp_tasks.training.config import SECTIONS, Resolved, resolve_config
+from interp_tasks.reproduction.claim_verdicts import Rows
+from interp_tasks.training.config import SECTIONS, ResolvedConfig, resolve_config
 
 #: Study, run (or role, where a study looks at its runs together), control.
 Key = tuple[str, str, str]
@@ -144,7 +144,7 @@ def method_of(study: Study) -> str:
     return digest([study.experiment, study.role, study.at, study.together, study.memorised, study.settings])
 
 
-def rule_of(claim: Claim) -> str:
+def digest_rule(claim: Claim) -> str:
     """Returns the digest of the rule that decides a claim: a rule that is changed after its numbers were seen shows."""
     rule = claim.model_dump(include={"where", "reduce", "column", "per", "holds", "over", "log", "headline"})
     return digest([claim.study, rule])
@@ -190,7 +190,7 @@ def differences(stored: Record, again: Record) -> list[str]:
     where = f"{again.study} on {again.on}" + (f" ({again.control})" if again.control else "")
     if stored.refused != again.refused:
         return [f"{where}: {stored.refused or 'measured'}, and now: {again.refused or 'measured'}"]
-    before, now = ({label_of(row): row for row in record.table()} for record in (stored, again))
+    before, now = ({identify_table_row(row): row for row in record.table()} for record in (stored, again))
     lines = [f"{where}: {label} is in one of them alone" for label in sorted(before.keys() ^ now.keys())]
     for label in before.keys() & now.keys():
         for column in NUMBERS:
@@ -202,7 +202,7 @@ def differences(stored: Record, again: Record) -> list[str]:
     return lines
 
 
-def label_of(row: Mapping[str, Any]) -> str:
+def identify_table_row(row: Mapping[str, Any]) -> str:
     """Returns what tells a row of a table from the others."""
     told = (row.get(name) for name in COLUMNS if name not in (*NUMBERS, "n_runs"))
     return " ".join(str(value) for value in told if value is not None)
@@ -250,7 +250,7 @@ def planned_runs(paper: Paper, preset: str) -> list[PaperRun]:
     return planned
 
 
-def config_of_run(run: TrainingRun) -> Resolved:
+def config_of_run(run: TrainingRun) -> ResolvedConfig:
     """Returns the configuration that a paper's file gives a run."""
     settings = {key: as_typed(value) for key, value in run.settings.items()}
     return resolve_config(run.task, run.train_preset, settings)

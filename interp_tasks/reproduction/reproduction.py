@@ -19,17 +19,17 @@ from interp_tasks.pages import Page, Section, Table, Text, versions
 from interp_tasks.published import Claim, Paper, Study, TrainingRun, read_paper
 from interp_tasks.published.paper import PRESETS
 from interp_tasks.reproduction import page as pages
+from interp_tasks.reproduction.claim_verdicts import CONTROLS, Rows, has_ending, joined, judge
 from interp_tasks.reproduction.records import (
     Key,
     PaperRun,
     Record,
+    digest_rule,
     planned_runs,
     read_records,
-    rule_of,
     table_of,
     together_name,
 )
-from interp_tasks.reproduction.verdicts import CONTROLS, Rows, has_ending, joined, judge
 
 if TYPE_CHECKING:
     import pandas
@@ -124,7 +124,9 @@ class Condition:
         return row | {"reason": joined(row["reason"], *(f"without {each}" for each in refused), *without)}
 
 
-def conditions_of(study: Study, planned: Sequence[PaperRun], stored: Mapping[Key, Record]) -> list[Condition]:
+def list_conditions(
+    study: Study, planned: Sequence[PaperRun], stored: Mapping[Key, Record]
+) -> list[Condition]:
     """Returns the conditions of a study, of the runs that the paper's file plans at a scale."""
     groups: dict[str, list[PaperRun]] = {}
     for each in planned:
@@ -134,7 +136,7 @@ def conditions_of(study: Study, planned: Sequence[PaperRun], stored: Mapping[Key
     return [Condition(study, tuple(runs), shuffled, stored) for runs in groups.values()]
 
 
-def verdicts_of(claim: Claim, conditions: Sequence[Condition], preset: str) -> list[dict[str, Any]]:
+def judge_conditions(claim: Claim, conditions: Sequence[Condition], preset: str) -> list[dict[str, Any]]:
     """Returns the row of a claim on each condition of its study, of those that it names where it names runs."""
     if "run" in claim.where and len(conditions) > 1:
         named = runs_named(claim)
@@ -306,11 +308,11 @@ def reproduce(
         claim for claim in sorted(paper.claim, key=lambda each: each.row) if not rows or claim.row in rows
     ]
     planned = planned_runs(paper, preset)
-    studies = {each.id: conditions_of(each, planned, stored) for each in paper.studies(rows)}
+    studies = {each.id: list_conditions(each, planned, stored) for each in paper.studies(rows)}
     verdicts = [
         {**of_claim(claim), **row}
         for claim in claims
-        for row in verdicts_of(claim, studies[claim.study], preset)
+        for row in judge_conditions(claim, studies[claim.study], preset)
     ]
     conditions = [each for several in studies.values() for each in several]
     missing: dict[str, TrainingRun] = {}
@@ -344,7 +346,7 @@ def of_claim(claim: Claim) -> dict[str, Any]:
         name: getattr(claim, name)
         for name in ("row", "headline", "says", "source", "published", "rule", "what")
     }
-    digest = rule_of(claim)
+    digest = digest_rule(claim)
     return {
         **own,
         "claim": claim.id,

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from interp_tasks.disk import parse_value, read_toml
 from interp_tasks.errors import UserError
-from interp_tasks.training.config import Resolved, TrainConfig, resolve_config, typed
+from interp_tasks.training.config import ResolvedConfig, TrainConfig, resolve_config, typed
 from tasks.settings import ModelSettings
 
 #: What Optuna stores: lists are held as their JSON.
@@ -48,7 +48,7 @@ class Plan:
     direction: Direction | None = None
     seed: int = 42
 
-    def resolved(self, params: Mapping[str, Scalar]) -> Resolved:
+    def resolved(self, params: Mapping[str, Scalar]) -> ResolvedConfig:
         """Returns the configuration of a trial."""
         settings = {**self.fixed, **{key: as_text(value) for key, value in params.items()}}
         return resolve_config(self.task_name, self.preset, settings)
@@ -65,7 +65,7 @@ class Plan:
             "pruner": None,
         }
 
-    def check_values(self, valid: Callable[[Resolved], Any] = lambda resolved: resolved) -> None:
+    def check_values(self, valid: Callable[[ResolvedConfig], Any] = lambda resolved: resolved) -> None:
         """Refuses a value that is valid together with no value of the others.
 
         Args:

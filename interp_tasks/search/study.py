@@ -34,7 +34,7 @@ from interp_tasks.pages import Figure, Page, Table, Text, versions
 from interp_tasks.search.plan import LAST, Direction, Plan, Scalar, ends
 from interp_tasks.settings import import_file
 from interp_tasks.texts import counted, one_line
-from interp_tasks.training.config import Resolved
+from interp_tasks.training.config import ResolvedConfig
 from interp_tasks.training.trainer import check_memory, check_precision, model_settings, train_resolved
 from interp_tasks.workers import pool_of
 from tasks import get
@@ -106,7 +106,7 @@ def search(
 def checked(plan: Plan, device: str) -> tuple[str, Direction]:
     """Returns the objective of a plan and the way that is better."""
 
-    def valid(resolved: Resolved) -> None:
+    def valid(resolved: ResolvedConfig) -> None:
         check_precision(resolved.train, device)
         built(resolved)
 
@@ -188,7 +188,7 @@ def run_trials(
                     atomic_write(file, result.to_json())
                 row = left.pop(0)
                 params = {key: row[key] for key in plan.vary}
-                running[pool.submit(objective_of, plan, params, result.out / row["run"], **how)] = row
+                running[pool.submit(train_trial, plan, params, result.out / row["run"], **how)] = row
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -213,7 +213,7 @@ def asked(plan: Plan, study: optuna.Study, rows: list[Row]) -> Row:
     return rows[-1]
 
 
-def objective_of(
+def train_trial(
     plan: Plan,
     params: Mapping[str, Scalar],
     run: Path,
@@ -244,7 +244,7 @@ def objective_of(
         return "failed", None, str(error)
 
 
-def built(resolved: Resolved) -> tuple[Task, ModelSettings]:
+def built(resolved: ResolvedConfig) -> tuple[Task, ModelSettings]:
     """Returns the task and the architecture of a configuration."""
     task = get(resolved.task_name, **resolved.task)
     return task, model_settings(task, resolved.model)

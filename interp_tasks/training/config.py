@@ -16,7 +16,7 @@ from tasks import registry
 from tasks.settings import list_fields, one_line
 
 SECTIONS = ("task", "model", "train")
-#: The parts of a model, see :mod:`interp_tasks.training.teacher`.
+#: The parts of a model, see :mod:`interp_tasks.training.attention_teacher`.
 Part = Literal["attn", "qk", "mlp", "embed", "pos_embed", "unembed"]
 PARTS: tuple[Part, ...] = get_args(Part)
 #: Those that share out all parameters; ``qk`` is within ``attn``.
@@ -198,7 +198,7 @@ class TrainConfig(BaseModel):
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedConfig:
     """A task name and the three sections of a run's configuration, preset and overrides merged."""
 
     task_name: str
@@ -216,7 +216,7 @@ def train_config(values: Mapping[str, Any]) -> TrainConfig:
         raise UserError(one_line(error, "train", TrainConfig.model_fields)) from None
 
 
-def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+def read_task_presets(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     """Returns the presets of a task; torch-free for a built-in one."""
     if task_name in registry.BUILT_IN:
         return registry.built_in_presets(task_name)
@@ -227,12 +227,12 @@ def presets_of(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 
 def resolve_config(
     task_name: str, preset: str = "cpu", overrides: Mapping[str, str] | None = None
-) -> Resolved:
+) -> ResolvedConfig:
     """Merges a preset and overrides such as ``{"train.steps": "100"}``.
 
     Values are as typed: JSON, or else a string; of keys that hold a list also ``0.9, 0.95``.
     """
-    presets = presets_of(task_name)
+    presets = read_task_presets(task_name)
     if preset not in presets:
         raise UserError(f"task {task_name!r} has no preset {preset!r}: presets are {', '.join(presets)}")
     sections: dict[str, dict[str, Any]] = {name: dict(presets[preset].get(name, {})) for name in SECTIONS}
@@ -242,7 +242,9 @@ def resolve_config(
         if not dot or section not in SECTIONS or not name:
             raise UserError(f"no setting {key!r}: keys start with task., model. or train., as in train.steps")
         sections[section][name] = typed(text, is_list=key in lists)
-    return Resolved(task_name, preset, sections["task"], sections["model"], train_config(sections["train"]))
+    return ResolvedConfig(
+        task_name, preset, sections["task"], sections["model"], train_config(sections["train"])
+    )
 
 
 def list_keys(task_name: str) -> frozenset[str]:

@@ -89,13 +89,13 @@ def cost(
     model, _ = prepare_model(task, settings, config, "cpu")
     check_observed(config.observe, model)
     n = config.batch_size or len(whole_split(task))
-    forward, step, kept = counted(model, task, without_values(task, config, "train", n))
+    forward, step, kept = counted(model, task, make_meta_batch(task, config, "train", n))
     stored = config.checkpoint_steps(task.published_steps)
     logged = config.steps // config.log_every + 1 + sum(each % config.log_every > 0 for each in stored)
     evaluation = 0
     for part in (task.parts() or {"": task}).values():
         examples = len(part.sample(config.eval_samples, seed=0, split="validation"))
-        evaluation += counted(model, part, without_values(part, config, "validation", examples))[0]
+        evaluation += counted(model, part, make_meta_batch(part, config, "validation", examples))[0]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = sum(parameter.nbytes for parameter in trained)
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -120,7 +120,7 @@ def cost(
     )
 
 
-def without_values(task: Task, config: TrainConfig, split: Split, n: int) -> Batch:
+def make_meta_batch(task: Task, config: TrainConfig, split: Split, n: int) -> Batch:
     """Returns a batch of ``n`` on the device ``meta``."""
     sample = task.sample(min(n, 2), seed=config.seed, split=split)
 

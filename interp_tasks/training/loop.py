@@ -12,6 +12,7 @@ from torch import Tensor
 
 from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
 from interp_tasks.errors import Diverged, Stopped, UserError
+from interp_tasks.training.attention_teacher import taught_forward
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import Dropout, FusedForward, HookedForward, fastest_forward
 from interp_tasks.training.optimizer import (
@@ -22,8 +23,7 @@ from interp_tasks.training.optimizer import (
     inputs_of,
     why_not_captured,
 )
-from interp_tasks.training.records import Activations, Clock, Observer, check_observed
-from interp_tasks.training.teacher import taught_forward
+from interp_tasks.training.records import Activations, Observer, TrainingClock, check_observed
 from tasks.base import Batch, Split, Task, check_outputs, checked_sample, pool, pool_parts
 from tasks.errors import TaskError
 from tasks.seeds import derive_seed
@@ -49,7 +49,7 @@ def whole_split(task: Task) -> Batch:
         ) from error
 
 
-class Loop:
+class TrainingLoop:
     """The state of one run while it trains."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Loop:
             seed = derive_seed(config.seed, "observe")
             fixed = task.sample(config.observe_samples, seed=seed, split="validation").to(device)
             self.observers.append(Activations(config.observe, config.observe_every, fixed))
-        self.clock = Clock(device)
+        self.clock = TrainingClock(device)
         self.wanted = set(config.checkpoint_steps(task.published_steps))
 
     def described(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ RANDOM = "random/torch"
 GradientWatcher = Callable[[str, Mapping[str, Tensor]], None]
 
 
-def optimizer_of(
+def make_optimizer(
     parameters: Sequence[Tensor], config: TrainConfig, *, captured: bool = False
 ) -> torch.optim.Optimizer:
     """Returns the optimiser that a config asks for; where its steps are captured, the learning rate is a tensor."""
@@ -48,7 +48,7 @@ class Updater:
         """Makes the optimiser; ``captured``: updates will be recorded as a CUDA graph."""
         self.config = config
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.optimizer = optimizer_of(list(self.parameters.values()), config, captured=captured)
+        self.optimizer = make_optimizer(list(self.parameters.values()), config, captured=captured)
         #: What the filter remembers, by parameter and then by name.
         self.memory: dict[str, dict[str, Tensor]] = {name: {} for name in self.parameters}
 

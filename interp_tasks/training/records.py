@@ -61,7 +61,7 @@ class Activations:
         return {}
 
 
-class Clock:
+class TrainingClock:
     """Seconds spent on updates: evaluation, writing and pauses between two openings of the run are left out.
 
     Attributes:

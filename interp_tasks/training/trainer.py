@@ -17,17 +17,17 @@ from interp_tasks.checkpoints.run_folder import RunFolder, Schedule
 from interp_tasks.devices import check_device, float32_products
 from interp_tasks.errors import UserError
 from interp_tasks.texts import size
+from interp_tasks.training.attention_teacher import copy_weights, freeze_others, one_checkpoint
 from interp_tasks.training.config import (
     MAX_THREADS,
     SCHEDULE,
-    Resolved,
+    ResolvedConfig,
     TrainConfig,
-    presets_of,
+    read_task_presets,
     train_config,
 )
-from interp_tasks.training.loop import Loop, StepProgress
+from interp_tasks.training.loop import StepProgress, TrainingLoop
 from interp_tasks.training.records import Observer, run_info
-from interp_tasks.training.teacher import copy_weights, freeze_others, one_checkpoint
 from tasks.base import Task
 from tasks.registry import get
 from tasks.seeds import derive_seed
@@ -85,7 +85,7 @@ def train(
     config = with_threads(config, out)
     model, described = prepare_model(task, settings, config, device, model)
     with reproducible(config):
-        loop = Loop(task, model, config, device, observers, progress)
+        loop = TrainingLoop(task, model, config, device, observers, progress)
         info = run_info(task, config, preset, device) | loop.described()
         schedule = Schedule(SCHEDULE, lambda train: train_config(train).learning_rate_at)
         defaults = {"train": TrainConfig().model_dump(mode="json")}
@@ -95,7 +95,7 @@ def train(
 
 
 def train_resolved(
-    configuration: Resolved,
+    configuration: ResolvedConfig,
     out: str | Path,
     *,
     seed: int | None = None,
@@ -154,7 +154,7 @@ def resolve_settings(
     name = task if isinstance(task, str) else task.name
     sections: Mapping[str, Mapping[str, Any]] = {}
     if preset is not None:
-        presets = presets_of(name) if isinstance(task, str) else task.presets
+        presets = read_task_presets(name) if isinstance(task, str) else task.presets
         if preset not in presets:
             raise UserError(f"task {name!r} has no preset {preset!r}: presets are {', '.join(presets)}")
         sections = presets[preset]

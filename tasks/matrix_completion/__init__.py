@@ -1,6 +1,6 @@
 """Matrix completion (Gopalani, Lubana, Hu 2024, arXiv 2410.22244)."""
 
-from tasks.matrix_completion.attention import hide_rows
+from tasks.matrix_completion.attention_templates import hide_rows
 from tasks.matrix_completion.autoregressive import AutoregressiveCompletion, AutoregressiveModelSettings
 from tasks.matrix_completion.completion import unrecoverable
 from tasks.matrix_completion.task import (

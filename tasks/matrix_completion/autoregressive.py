@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets
-from tasks.matrix_completion.attention import Templates, autoregressive_templates
+from tasks.matrix_completion.attention_templates import Templates, autoregressive_templates
 from tasks.matrix_completion.matrices import MASK_ID, Matrices, pairs_by_mask
 from tasks.registry import built_in_presets, register
 from tasks.seeds import constant

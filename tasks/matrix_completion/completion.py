@@ -62,8 +62,8 @@ def alternating_least_squares(
     """
     seen, left, right = _spectral_start(values, hidden, rank)
     for _ in range(steps):
-        left = _fitted(seen, hidden, right, ridge)
-        right = _fitted(seen.mT, hidden.mT, left, ridge)
+        left = _fit_row_factor(seen, hidden, right, ridge)
+        right = _fit_row_factor(seen.mT, hidden.mT, left, ridge)
     return torch.where(hidden, left @ right.mT, values)
 
 
@@ -89,7 +89,7 @@ def _spectral_start(values: Values, hidden: Mask, rank: int) -> tuple[Tensor, Te
     return seen, left[:, :, :rank] * root, right.mT[:, :, :rank] * root
 
 
-def _fitted(seen: Tensor, hidden: Tensor, other: Tensor, ridge: float) -> Tensor:
+def _fit_row_factor(seen: Tensor, hidden: Tensor, other: Tensor, ridge: float) -> Tensor:
     """Returns the factor of the rows that fits the observed entries best, [batch rows rank]."""
     known = (~hidden).to(seen.dtype)
     # [batch rows rank rank]: a normal equation for each row, over the columns it is observed in.

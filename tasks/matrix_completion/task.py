@@ -24,7 +24,7 @@ from tasks.base import (
     Split,
     Task,
 )
-from tasks.matrix_completion.attention import (
+from tasks.matrix_completion.attention_templates import (
     attention_templates,
     longest_column,
     parse_mask,

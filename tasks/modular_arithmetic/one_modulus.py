@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tasks.base import Batch, GridAxis, Metric, ModularAnswer
-from tasks.modular_arithmetic.table import ModularTask, cross_entropy
+from tasks.modular_arithmetic.modular_task_base import ModularTask, cross_entropy
 from tasks.registry import built_in_presets, register
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from tasks.base import Batch, DropMetric, GridAxis, Metric, ModularAnswer
-from tasks.modular_arithmetic.table import (
+from tasks.modular_arithmetic.modular_task_base import (
     ArithmeticModelSettings,
     ModularTask,
     cross_entropy,
@@ -163,7 +163,7 @@ class Miiii(ModularTask):
         packed = self.read(output)[:, 0].double()
         with torch.no_grad():
             largest = torch.stack([own.amax(-1) for own in self._logits(output)], 1).double()
-        owner = constant(self._owners, torch.long, packed.device)
+        owner = constant(self._prime_of_each_column, torch.long, packed.device)
         primes = torch.arange(len(self.moduli), device=packed.device)
         columns = (owner[:, None] == primes).double()  # [class prime]
         sums = (packed - largest[:, owner]).exp() @ columns
@@ -175,6 +175,6 @@ class Miiii(ModularTask):
         return tuple(sum(self.moduli[:i]) for i in range(len(self.moduli)))
 
     @cached_property
-    def _owners(self) -> tuple[int, ...]:
+    def _prime_of_each_column(self) -> tuple[int, ...]:
         """The number of the prime that each column of the output belongs to."""
         return tuple(i for i, q in enumerate(self.moduli) for _ in range(q))

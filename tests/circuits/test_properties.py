@@ -34,7 +34,7 @@ from circuits import (
     sweep,
     transplant,
 )
-from circuits.model.edit_state import state_of
+from circuits.model.edit_state import get_edit_state
 from circuits.model.hooked_model import HookedModel
 from tests.circuits.conftest import KINDS_OF_MODELS, SHAPES, build
 
@@ -121,7 +121,7 @@ def footprint(model: nn.Module) -> dict[str, Any]:
         bits = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         found[f"{name}, its values"] = hashlib.sha256(bits).hexdigest()
         found[f"{name}, requires_grad"] = value.requires_grad
-    state = state_of(model)
+    state = get_edit_state(model)
     numpy_state = np.random.get_state()
     found["our state"] = (state.suspended, state.rows, state.total, dict(state.originals))
     found["gradients"] = torch.is_grad_enabled()

@@ -56,7 +56,7 @@ def grid(
     """
     from interp_tasks import grids
     from interp_tasks.grids.plan import check
-    from interp_tasks.grids.run import slots_of
+    from interp_tasks.grids.run import count_executor_slots
     from interp_tasks.recipes import naming_file, read_spec, recipe_file
 
     if rate is not None and not dry_run:
@@ -65,7 +65,7 @@ def grid(
         import_file(path)
     file = recipe_file(spec)
     asked, folder = read_spec(file), out or Path("grids") / file.stem
-    slots_of(executor, jobs, asked.threads)
+    count_executor_slots(executor, jobs, asked.threads)
     check_free(folder, "grid")
     check_writable_folder(folder)
     work: dict[str, Any] = {"executor": executor, "jobs": jobs, "device": device, "retry": retry, "yes": yes}

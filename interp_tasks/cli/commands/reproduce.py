@@ -64,7 +64,7 @@ def reproduce(
         raise UserError(f"--device {device} is for --train: what is trained is measured on the CPU")
     if runs.exists() and not runs.is_dir():
         raise UserError(f"--runs {runs} is not a folder: name the one that holds runs, or will")
-    chosen, folder = chosen_rows(rows), out or Path("results") / f"{paper}-{preset}"
+    chosen, folder = parse_row_numbers(rows), out or Path("results") / f"{paper}-{preset}"
     for written in (folder, *([runs] if train else [])):
         check_writable_folder(written)
     checked_paper(paper, preset, chosen)
@@ -89,7 +89,7 @@ def reproduce(
         raise UserError(f"{len(failed)} of it could not be measured, or came out otherwise: see above")
 
 
-def chosen_rows(rows: str | None) -> tuple[int, ...]:
+def parse_row_numbers(rows: str | None) -> tuple[int, ...]:
     """Returns the numbers of ``--rows 5,6``."""
     if rows is None:
         return ()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def list_tasks(printing: PrintingOptions) -> None:
     """List the tasks there are, with their presets."""
-    from interp_tasks.training.config import presets_of
+    from interp_tasks.training.config import read_task_presets
     from tasks import registry
 
     printing.import_tasks()
@@ -35,7 +35,7 @@ def list_tasks(printing: PrintingOptions) -> None:
             },
         }
         for name in registry.names()
-        for preset, sections in presets_of(name).items()
+        for preset, sections in read_task_presets(name).items()
     ]
     if printing.format != "table":
         print_rows(rows, printing.format, [])

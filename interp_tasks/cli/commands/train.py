@@ -12,14 +12,14 @@ from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.run_files import check_free, check_no_run, check_run_name, read_run
 from interp_tasks.cli.options import FORMAT, RecipeOptions
 from interp_tasks.cli.tables import plain, print_rows, say, training_progress
-from interp_tasks.cli.terminal import asked_to_stop, note, progress_line, write_data, write_line
+from interp_tasks.cli.terminal import note, progress_line, watch_stop_signals, write_data, write_line
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
 from interp_tasks.settings import parse_seeds, parse_settings
 
 if TYPE_CHECKING:
     from interp_tasks.search.study import SearchResult
-    from interp_tasks.training.config import Resolved
+    from interp_tasks.training.config import ResolvedConfig
 
 
 def train(
@@ -50,7 +50,7 @@ def train(
     check_writable_folder(folder)
     import interp_tasks.training.trainer  # noqa: F401  (while it is imported, Ctrl-C has nothing to store)
 
-    with asked_to_stop() as stop:
+    with watch_stop_signals() as stop:
         if several is None:
             train_one(recipe, resolved, folder, resolved.train.seed, stop)
         for seed in several or []:
@@ -58,7 +58,7 @@ def train(
 
 
 def train_one(
-    recipe: RecipeOptions, resolved: Resolved, out: Path, seed: int, stop: Callable[[], bool]
+    recipe: RecipeOptions, resolved: ResolvedConfig, out: Path, seed: int, stop: Callable[[], bool]
 ) -> None:
     """Trains a run, or goes on with it, and prints its last metrics."""
     from importlib.metadata import version

@@ -82,7 +82,7 @@ def rows_of(run: Run, level: float) -> list[Row]:
     """Returns the rows of one run: where each accuracy reaches the level, its delay, its last value; the order."""
     import numpy as np
 
-    from interp_tasks.measurement.crossings import reached
+    from interp_tasks.measurement.level_crossing_steps import reached
 
     at, rows = f"{100 * level:g}%", []
     firsts: dict[str, dict[str, float]] = {"train": {}, "validation": {}}
@@ -103,7 +103,7 @@ def rows_of(run: Run, level: float) -> list[Row]:
             if split == "train":
                 shared["n"] = None
             else:
-                found["rank correlation with its loss"] = mirrored(run, name)
+                found["rank correlation with its loss"] = correlate_accuracy_with_loss(run, name)
                 trained = firsts["train"].get(name)
                 if trained is not None:
                     delay = {"baseline": finite_or_nan(trained), "effect": finite_or_nan(first - trained)}
@@ -124,7 +124,7 @@ def accuracies(run: Run, split: str) -> list[str]:
     return [name for name in run.logged(split) if name == ACCURACY or name.startswith(f"{ACCURACY}_")]
 
 
-def mirrored(run: Run, name: str) -> float:
+def correlate_accuracy_with_loss(run: Run, name: str) -> float:
     """Returns Spearman's correlation of an accuracy with the loss of the same answer; NaN without one.
 
     Over logged steps up to that at which the accuracy first is at its largest: after it accuracies tie, and the loss

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import in_passes
+from interp_tasks.measurement.activations import split_into_passes
 from interp_tasks.measurement.intervals import paired
 from interp_tasks.measurement.result import Result, Row, experiment, measure
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, Options, check_has_task
@@ -149,7 +149,7 @@ def changes(subject: LoadedCheckpoint, declared: Influences) -> Tensor:
     edited = tokens[examples]
     edited[torch.arange(len(edited), device=tokens.device), places] = declared.tokens[examples, places]
     clean, after = (
-        torch.cat([run(model, part)[..., 0].double() for part in in_passes(given)])
+        torch.cat([run(model, part)[..., 0].double() for part in split_into_passes(given)])
         for given in (tokens, edited)
     )
     moved = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.float64, device=tokens.device)

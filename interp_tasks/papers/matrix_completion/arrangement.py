@@ -96,7 +96,7 @@ def tsne(points: Array, seed: int) -> Array:
     return np.asarray(projected, dtype=float)
 
 
-def axes_of(task: Task) -> dict[str, int]:
+def grid_sizes(task: Task) -> dict[str, int]:
     """Returns the sizes of the grid that a task's positions make, by name; none where they make none."""
     return {axis.name: len(axis.values) for axis in task.grid_axes() if axis.position is None}
 
@@ -105,7 +105,7 @@ def values_of(task: Task | None, largest: float | None) -> dict[int, float]:
     """Returns what token ids stand for."""
     assert task is not None
     values = task.token_values()
-    if not values and not axes_of(task):
+    if not values and not grid_sizes(task):
         raise UserError(
             f"task {task.name!r} does not say what its tokens (token_values) or positions (grid_axes) stand for"
         )
@@ -133,7 +133,9 @@ def alignment(points: Array, last: Array, weights: Array) -> Array:
     return correlation(points @ directions.T, last @ directions.T, weights)
 
 
-def of_tokens(values: Array, points: Array, last: Array | None, seed: int) -> dict[str, tuple[str, Array]]:
+def token_metrics(
+    values: Array, points: Array, last: Array | None, seed: int
+) -> dict[str, tuple[str, Array]]:
     """Returns for each metric its subject and ``[1 + draws]``: the value, then its resamples.
 
     Args:
@@ -173,7 +175,7 @@ def token_rows(
 
     def measured(of: Tables) -> dict[str, tuple[str, Array]]:
         last = None if end is None else end.rows(values)
-        return of_tokens(np.array(list(values.values())), of.rows(values), last, seed)
+        return token_metrics(np.array(list(values.values())), of.rows(values), last, seed)
 
     baseline = {} if other is None else measured(other)
     for metric, (about, value) in measured(tables).items():

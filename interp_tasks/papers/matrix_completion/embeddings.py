@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from circuits.figures.layout import SEQUENTIAL, Panel, draw
-from circuits.figures.panels import of_rows, scatter
+from circuits.figures.panels import rows_to_series, scatter
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import WEIGHTS, Tables, untrained_tables
 from interp_tasks.measurement.result import Result, Row, experiment, measure
@@ -21,8 +21,8 @@ from interp_tasks.measurement.subjects import (
     Refs,
     by_run,
     check_has_task,
+    get_run_name,
     resolve_refs,
-    run_of,
 )
 from interp_tasks.pages import Figure
 
@@ -77,11 +77,11 @@ def embeddings(
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures the token and position embeddings of one checkpoint, beside those of an untrained model."""
-        run, task = run_of(subject), subject.task
+        run, task = get_run_name(subject), subject.task
         assert task is not None
         if run in last and run not in ends:
             ends[run] = Tables.of(load_resolved(last[run], options.get("device", "cpu")).model)
-        values, axes = arrangement.values_of(task, largest), arrangement.axes_of(task)
+        values, axes = arrangement.values_of(task, largest), arrangement.grid_sizes(task)
         tables, other = Tables.of(subject.model), untrained_tables(subject)
         points = drawn.setdefault(str(subject.labels["ref"]), [])
         rows: list[Row] = []
@@ -106,7 +106,7 @@ def embeddings(
 # ---- figures
 
 
-def panels_of(ref: str, table: pandas.DataFrame) -> Iterator[Panel]:
+def embedding_panels(ref: str, table: pandas.DataFrame) -> Iterator[Panel]:
     """Yields the plane that points lie in, and their norms: values in colours of bins, positions of the last axis."""
     if "value" in table:
         # The ends of the scale are near black and near white: a rim is seen on both grounds.
@@ -123,7 +123,9 @@ def panels_of(ref: str, table: pandas.DataFrame) -> Iterator[Panel]:
         (f"{kind}s: norms", kind, "norm"),
     ):
         series = {
-            name: of_rows(part, across, up, hover=[f"{kind} {each:g}" for each in part[kind]], style=style)
+            name: rows_to_series(
+                part, across, up, hover=[f"{kind} {each:g}" for each in part[kind]], style=style
+            )
             for name, part in parts
         }
         yield scatter(series, title, x=across, y=up, height=320)
@@ -131,12 +133,12 @@ def panels_of(ref: str, table: pandas.DataFrame) -> Iterator[Panel]:
 
 def figures(result: Result) -> list[Figure]:
     """Returns the arrangement in every checkpoint, and every number where there are several."""
-    from interp_tasks.measurement.figure import figure
+    from interp_tasks.measurement.table_figures import figure
 
     caption = "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
     drawn = []
     for ref, tables in result.data["tables"].items():
-        panels = [panel for table in tables for panel in panels_of(ref, table)]
+        panels = [panel for table in tables for panel in embedding_panels(ref, table)]
         drawn.append(Figure(draw(panels, columns=2, showlegend=False), f"Embeddings, {ref}", caption))
     if len(drawn) > 1:
         shown = result.frame[~result.frame["metric"].str.endswith(": p")]

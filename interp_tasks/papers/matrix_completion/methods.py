@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import in_passes
+from interp_tasks.measurement.activations import split_into_passes
 from interp_tasks.measurement.intervals import LEVEL, paired, resamples, without_intervals
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, tidy
@@ -121,7 +121,7 @@ def methods_alone(methods: Sequence[str], drawn: Drawn, examples: Examples) -> R
         raise UserError("without a checkpoint say of which task: --task NAME, such as matrix-completion")
     rows: list[Row] = []
     for name in chosen(declared(task, "baselines"), methods, "--method", task):
-        metrics = metrics_of(drawn, task, output_of(drawn, task, name))
+        metrics = metrics_of(drawn, task, run_method(drawn, task, name))
         truth = beside_truth(drawn, task, metrics)
         judged = {row["metric"] for row in truth}
         rest = {name: values for name, values in metrics.items() if name not in judged}
@@ -278,7 +278,9 @@ def forward(model: Any, tokens: Tensor) -> Tensor:
     from circuits import run
 
     device = next(model.parameters()).device
-    return torch.cat([run(model, part.to(device)).cpu() for part in in_passes(tokens, TOKENS_PER_PASS)])
+    return torch.cat(
+        [run(model, part.to(device)).cpu() for part in split_into_passes(tokens, TOKENS_PER_PASS)]
+    )
 
 
 # ---- metrics of a model beside those of a method
@@ -301,7 +303,7 @@ def batch_of(drawn: Drawn, task: Task) -> Batch:
 
 
 @lru_cache(maxsize=64)
-def output_of(drawn: Drawn, task: Task, method: str) -> Tensor:
+def run_method(drawn: Drawn, task: Task, method: str) -> Tensor:
     """Returns what a method makes of a task's examples, solved once per process: all models have the same ones."""
     given = {} if drawn.solver == SOLVERS[0] else {"solver": drawn.solver}
     output: Tensor = declared(task, "baselines", **given)[method](batch_of(drawn, task))
@@ -320,7 +322,7 @@ def compared(drawn: Drawn, task: Task, output: Tensor, methods: Sequence[str]) -
     rows = [
         {**row, "intervention": name}
         for name in methods
-        for row in paired(metrics, metrics_of(drawn, task, output_of(drawn, task, name)), drawn.seed)
+        for row in paired(metrics, metrics_of(drawn, task, run_method(drawn, task, name)), drawn.seed)
     ]
     return rows + beside_truth(drawn, task, metrics)
 

@@ -22,9 +22,9 @@ from interp_tasks.measurement.subjects import (
     Options,
     by_run,
     check_has_task,
+    get_run_name,
     in_runs,
     resolve_refs,
-    run_of,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     ends: dict[str, Tables] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        run, part = run_of(subject), str(subject.labels["ref"]).removeprefix(subject.stored.label)
+        run, part = get_run_name(subject), str(subject.labels["ref"]).removeprefix(subject.stored.label)
         own, last = curves.setdefault((run, part), {}), runs[run][-1]
         if run not in ends:
             ends[run] = Tables.of(load_resolved(last, options.get("device", "cpu")).model)
@@ -129,7 +129,7 @@ def quantities(subject: LoadedCheckpoint, last: Tables) -> dict[str, tuple[str, 
     values = {name: ("metrics", each) for name, each in metrics.items()}
     edited = pooled_metrics(subject, ablate.uniform(heads("all", subject.model)))[drop]
     values[f"effect of ablation on {drop}"] = "ablation", edited - metrics[drop]
-    tables, tokens, axes = Tables.of(subject.model), task.token_values(), arrangement.axes_of(task)
+    tables, tokens, axes = Tables.of(subject.model), task.token_values(), arrangement.grid_sizes(task)
     if len(tokens) >= 4:
         weights = resamples(len(tokens), subject.seed)
         aligned = arrangement.alignment(tables.rows(tokens), last.rows(tokens), weights)
@@ -164,7 +164,7 @@ def step_rows(curves: Curves, plateau: int, drop: str) -> Iterator[Row]:
     """Yields the step at which each quantity has reached a share of its total change, beside the drop metric's."""
     import numpy as np
 
-    from interp_tasks.measurement.crossings import crossing
+    from interp_tasks.measurement.level_crossing_steps import crossing
 
     of_drop: dict[float, Array] = {}
     for name in sorted(curves, key=lambda name: name != drop):

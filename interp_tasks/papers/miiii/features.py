@@ -68,7 +68,7 @@ class Features:
         return float(counts.double().mean()) if len(counts) else 0.0
 
 
-def features_of(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator[Features]:
+def layer_features(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator[Features]:
     """Yields the features of each layer where the task reads: neurons, or attention to each digit (``pattern``).
 
     Args:

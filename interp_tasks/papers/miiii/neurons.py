@@ -15,7 +15,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import THRESHOLD, check_choice, check_draws
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
 from interp_tasks.measurement.run_logs import logged_drop
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, run_of
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, get_run_name
 from interp_tasks.pages import Figure
 from interp_tasks.papers.grid import GridInputs
 
@@ -65,7 +65,7 @@ NOTES = (
 )
 
 
-class Image(NamedTuple):
+class FeatureImage(NamedTuple):
     """One neuron or attention weight over the grid: ``values [a b]``, ``share [k_a k_b]`` of its variance."""
 
     axes: tuple[str, ...]
@@ -73,11 +73,11 @@ class Image(NamedTuple):
     share: np.ndarray
 
 
-def images_of(features: Features, wanted: Sequence[int]) -> Iterator[tuple[str, Image]]:
+def make_images(features: Features, wanted: Sequence[int]) -> Iterator[tuple[str, FeatureImage]]:
     """Yields names and images of some features."""
     values, share = features.grid.arrange(features.values), features.spectrum.share
     for at in wanted:
-        image = Image(tuple(features.grid.axes), values[..., at].numpy(), share[..., at].numpy())
+        image = FeatureImage(tuple(features.grid.axes), values[..., at].numpy(), share[..., at].numpy())
         yield f"{features.names[at]} of {features.site}.{features.layer}", image
 
 
@@ -113,26 +113,26 @@ def neurons(
         draws: relabellings of the digits behind ``active frequencies``; see ``features.active``.
         options: seed, task, task_config, device, progress: see :class:`Options`; samples and split play no part.
     """
-    from interp_tasks.papers.miiii.features import amplitudes, features_of
+    from interp_tasks.papers.miiii.features import amplitudes, layer_features
 
     check_choice("--site", site, SITES)
     check_draws(draws)
     chosen = parse_neurons(neurons)
-    images: dict[str, dict[str, Image]] = {}
+    images: dict[str, dict[str, FeatureImage]] = {}
     history: dict[tuple[str, int], list[Moment]] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         rows, ref = [], str(subject.labels["ref"])
-        for features in features_of(subject, site, draws):
+        for features in layer_features(subject, site, draws):
             wanted = range(len(features.names)) if site == "pattern" else chosen
             shared = {"site": site, "layer": features.layer, "position": features.position, "split": "grid"}
             shared |= {"intervention": f"{site}.{features.layer}", "n": features.grid.cells}
             rows += [{**shared, **row} for row in rows_of(features, wanted)]
-            images.setdefault(ref, {}).update(images_of(features, wanted))
+            images.setdefault(ref, {}).update(make_images(features, wanted))
             if site != "pattern" and subject.checkpoint.run is not None:
                 strengths = amplitudes(features.grid.arrange(features.values))
                 moment = Moment(ref, subject.stored.step, shared, strengths, features.active_each)
-                history.setdefault((run_of(subject), features.layer), []).append(moment)
+                history.setdefault((get_run_name(subject), features.layer), []).append(moment)
         return rows
 
     def check_sizes(sizes: Any, name: str) -> None:
@@ -234,7 +234,7 @@ def row(metric: str, value: Any, baseline: Any = None) -> Row:
 
 def figures(result: Result) -> list[Figure]:
     """Returns the images of every checkpoint; of many what changes over training, and images of two of them."""
-    from interp_tasks.measurement.figure import figure
+    from interp_tasks.measurement.table_figures import figure
 
     drawn, images = [], result.data["images"]
     refs = list(images)

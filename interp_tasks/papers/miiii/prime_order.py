@@ -34,7 +34,7 @@ LEVEL_OPTION = typer.Option("--level", help="Of an accuracy, above 0, at most 1.
 SEED = typer.Option("--seed", help="Draws the permutations.")
 
 
-class Point(NamedTuple):
+class Generalisation(NamedTuple):
     """When a prime of a run generalises; infinite where it does not."""
 
     run: str
@@ -62,7 +62,7 @@ def prime_order(
     from circuits.statistics import holm
 
     check_level(level)
-    points = [point for run in read_runs(runs) for point in points_of(run, level)]
+    points = [point for run in read_runs(runs) for point in read_generalisations(run, level)]
     steps = np.array([point.step for point in points])
     named, by_run = np.unique([point.run for point in points], return_inverse=True)
     by_q = np.unique([point.q for point in points], return_inverse=True)[1]
@@ -85,9 +85,9 @@ def prime_order(
     return Result("prime-order", frame, config, notes)
 
 
-def points_of(run: Run, level: float) -> list[Point]:
+def read_generalisations(run: Run, level: float) -> list[Generalisation]:
     """Returns the primes of one run."""
-    from interp_tasks.measurement.crossings import reached
+    from interp_tasks.measurement.level_crossing_steps import reached
 
     p = setting(run.config, "task.p")
     if setting(run.config, "task.variant") == "shuffled":
@@ -101,7 +101,7 @@ def points_of(run: Run, level: float) -> list[Point]:
             f"{run.name} logs no accuracy_q of primes q below a base p: prime-order is of the task miiii"
         )
     steps = {q: reached(*run.points(name), level)[0] for q, name in sorted(primes.items())}
-    return [Point(run.name, p, q, step) for q, step in steps.items()]
+    return [Generalisation(run.name, p, q, step) for q, step in steps.items()]
 
 
 def stratified(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float]:

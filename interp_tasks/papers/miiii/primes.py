@@ -75,7 +75,7 @@ def primes(
         """Measures what the tensors of one checkpoint hold of each prime's remainder, and what its removal does."""
         inputs, last = GridInputs.of(subject.task, "primes"), None
         rows = list(embedding_rows(subject, inputs, draws))
-        for tensor in tensors_of(subject, inputs):
+        for tensor in record_tensors(subject, inputs):
             new_rows, best = grid_rows(subject, inputs, tensor, draws)
             rows += new_rows
             if tensor.site == "mlp_post" and best:
@@ -113,7 +113,7 @@ class TensorValues(NamedTuple):
         return total
 
 
-def tensors_of(subject: LoadedCheckpoint, inputs: GridInputs) -> Iterator[TensorValues]:
+def record_tensors(subject: LoadedCheckpoint, inputs: GridInputs) -> Iterator[TensorValues]:
     """Yields the outputs of attention and MLP of every layer, and the neurons, where the task reads."""
     at, cfg = inputs.task.read_positions[-1], subject.model.cfg
     kinds = ("attn_out",) if cfg.attn_only else ("attn_out", "mlp_post", "mlp_out")
@@ -229,16 +229,16 @@ def sharing_rows(tensor: TensorValues, strength: Array, served: Array, seed: int
         orders = draws.permuted(np.tile(np.arange(served.shape[1]), (len(served), 1)), axis=1)
         mixed = np.take_along_axis(served, orders, 1)
         several.append(float((mixed.sum(0) > 1).sum()))
-        spread.append(spread_of(np.take_along_axis(strength, orders, 1), mixed))
+        spread.append(strength_spread(np.take_along_axis(strength, orders, 1), mixed))
     yield row_of(tensor, TOGETHER, NEURONS, SERVING, float(served.any(0).sum()))
     more = float((served.sum(0) > 1).sum())
     yield row_of(tensor, TOGETHER, NEURONS, "neurons serving several", more, np.array(several))
     yield row_of(
-        tensor, TOGETHER, NEURONS, "answers per neuron", spread_of(strength, served), np.array(spread)
+        tensor, TOGETHER, NEURONS, "answers per neuron", strength_spread(strength, served), np.array(spread)
     )
 
 
-def spread_of(strength: Array, served: Array) -> float:
+def strength_spread(strength: Array, served: Array) -> float:
     """Returns (Σ s)² / Σ s² over answers, averaged over neurons that serve one: 1 for a single answer."""
     chosen = strength[:, served.any(0) & (strength.sum(0) > 0)]
     return mean(chosen.sum(0) ** 2 / (chosen**2).sum(0))
@@ -268,7 +268,7 @@ def row_of(
 # ---- answers taken away
 
 
-def edits_of(
+def make_removal_edits(
     subject: LoadedCheckpoint, inputs: GridInputs, tensor: TensorValues, best: Mapping[str, Tensor]
 ) -> tuple[dict[str, Intervention], dict[str, Intervention]]:
     """Returns edits that take each answer away, and as much at random: of digits at the embedding, and of neurons.
@@ -313,7 +313,8 @@ def removal_rows(
         given = {name: logits[:, answer.classes.to(device)].argmax(-1) for name, answer in answers.items()}
         return {name: (given[name] == right[:, at]).double() for at, name in enumerate(given)}
 
-    tokens, digits_and_neurons = inputs.tokens[rows].to(device), edits_of(subject, inputs, tensor, best)
+    tokens = inputs.tokens[rows].to(device)
+    digits_and_neurons = make_removal_edits(subject, inputs, tensor, best)
     places: list[Row] = [
         {"intervention": "digits at embed", "site": "embed"},
         {"intervention": f"neurons at {tensor.label}", "site": tensor.site, "layer": tensor.layer},

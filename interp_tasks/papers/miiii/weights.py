@@ -28,8 +28,8 @@ from interp_tasks.measurement.subjects import (
     LoadedCheckpoint,
     Options,
     check_has_task,
+    get_run_name,
     resolve_refs,
-    run_of,
 )
 from interp_tasks.papers.grid import GridInputs
 
@@ -89,7 +89,7 @@ def weights(
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures the embedding tables of one checkpoint, beside those of untrained models."""
         # The same for all checkpoints of a run and architecture.
-        key = (run_of(subject), subject.task, *(tuple(one.shape) for one in subject.model.parameters()))
+        key = (get_run_name(subject), subject.task, *(tuple(one.shape) for one in subject.model.parameters()))
         if key not in untrained_of:
             drawn = [untrained_tables(subject, draw) for draw in range(MODELS)]
             untrained_of[key] = [each for each in drawn if each is not None]
@@ -163,14 +163,14 @@ def token_rows(inputs: GridInputs, tables: Sequence[Tables], seed: int) -> Itera
     for values, name in by_values.items():
         label = "W_E" if len(by_values) == 1 else f"W_E ({name})"
         table, *others = (each.tokens[list(values)] for each in tables)
-        beside = [numbers_of(each, UNTRAINED_ORDERS, seed) for each in others]
-        for (about, metric), value in numbers_of(table, ORDERS, seed).items():
+        beside = [analyse_table(each, UNTRAINED_ORDERS, seed) for each in others]
+        for (about, metric), value in analyse_table(table, ORDERS, seed).items():
             baseline = mean_of(each[about, metric] for each in beside)
             row = {"variant": label, "intervention": about, "metric": metric, "site": "embed"}
             yield {**row, "n": len(table), **numbers(value, baseline=baseline)}
 
 
-def numbers_of(table: Array, orders: int, seed: int) -> dict[tuple[str, str], float]:
+def analyse_table(table: Array, orders: int, seed: int) -> dict[tuple[str, str], float]:
     """Returns of a token table ``[digit d]`` its singular values and frequencies, by the part and the metric."""
     import numpy as np
 

@@ -149,7 +149,7 @@ def w_l(model: Any) -> Tensor:
 # ---- the inputs that a model was trained on
 
 
-def splits_of(inputs: GridInputs, train: Any = None, *, own_split: bool = True) -> dict[str, Tensor]:
+def split_rows(inputs: GridInputs, train: Any = None, *, own_split: bool = True) -> dict[str, Tensor]:
     """Returns the rows of the grid in each split.
 
     Args:
@@ -259,7 +259,7 @@ def map_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterato
     """Yields the rows of W_L: what key frequencies leave of it, how the neurons' projections on its cosines and sines
     follow the answer, and whether the neurons of a frequency write to it alone.
     """
-    waves, of_row, is_key = waves_of(on_grid, answer, keys)
+    waves, of_row, is_key = project_w_l_on_waves(on_grid, answer, keys)
     neurons, period = on_grid.neurons.double(), answer.sum.period
     residual = float((waves[~is_key].norm() / waves.norm()).nan_to_num())
     yield measured(answer.name, "residual of W_L", residual, site="mlp_post")
@@ -286,7 +286,9 @@ def map_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterato
         yield measured(answer.name, "share of key frequencies among those of W_E", shared)
 
 
-def waves_of(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def project_w_l_on_waves(
+    on_grid: GridModel, answer: Answer, keys: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns W_L along cosines and sines over the classes ``[wave neuron]``, the frequency of each wave, and whether
     it is key.
     """
@@ -313,14 +315,14 @@ def logits_of_neurons(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor
     )
 
     def naive(values: Tensor, classes: Tensor) -> Tensor:
-        return on_grid.run(lambda rows: [placed(on_grid, site, values[rows, None])])[:, classes]
+        return on_grid.run(lambda rows: [edit_at_read(on_grid, site, values[rows, None])])[:, classes]
 
     def linear(values: Tensor, classes: Tensor) -> Tensor:
         return on_grid.logits[:, classes] + (values - neurons) @ to_logits[:, classes]
 
     by_hand = on_grid.logits[:CHECKED] - neurons[:CHECKED] @ to_logits
     gap = (
-        (by_hand - on_grid.run(lambda rows: [placed(on_grid, site, 0 * neurons[rows, None])], CHECKED))
+        (by_hand - on_grid.run(lambda rows: [edit_at_read(on_grid, site, 0 * neurons[rows, None])], CHECKED))
         .abs()
         .max()
     )
@@ -328,7 +330,7 @@ def logits_of_neurons(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor
     return ("linear", linear) if is_linear else ("naive", naive)
 
 
-def placed(on_grid: GridModel, site: str, values: Tensor) -> Any:
+def edit_at_read(on_grid: GridModel, site: str, values: Tensor) -> Any:
     """Returns an edit that puts values at the position where the output is read; its axis has length 1."""
     return edit(site, lambda old: values.to(old).expand_as(old), positions=[on_grid.at])
 
@@ -354,7 +356,7 @@ def removal_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Ite
         without = logits - share(logits, block)
         yield from on_grid.scored(answer, "logits: without one key frequency", without, about)
     yield from on_grid.scored(answer, "logits: key frequencies alone", kept(logits, total.block(keys)))
-    waves, _, is_key = waves_of(on_grid, answer, keys)
+    waves, _, is_key = project_w_l_on_waves(on_grid, answer, keys)
     directions = torch.linalg.qr(waves[is_key].T).Q
     along = values @ directions @ directions.T
     yield from of_neurons("on the directions of W_L alone", along)
@@ -400,7 +402,9 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
             edited[layer] = new
 
         def edits(rows: slice, edited: dict[int, Tensor] = edited) -> list[Any]:
-            return [placed(on_grid, f"pattern.{layer}", new[rows, :, None]) for layer, new in edited.items()]
+            return [
+                edit_at_read(on_grid, f"pattern.{layer}", new[rows, :, None]) for layer, new in edited.items()
+            ]
 
         logits = on_grid.run(edits)[:, answer.classes]
         yield from on_grid.scored(answer, "attention: waves of the digits alone", logits, engine="naive")

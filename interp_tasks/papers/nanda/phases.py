@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from interp_tasks.measurement.crossings import crossing
+from interp_tasks.measurement.level_crossing_steps import crossing
 from interp_tasks.measurement.result import Row
 
 #: Phases are looked for in curves of this many stored steps at least.

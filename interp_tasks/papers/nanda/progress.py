@@ -28,9 +28,9 @@ from interp_tasks.measurement.subjects import (
     Options,
     by_run,
     check_has_task,
+    get_run_name,
     in_runs,
     resolve_refs,
-    run_of,
     trained_on,
 )
 from interp_tasks.pages import Column, Figure, number, signed
@@ -82,7 +82,7 @@ TRAINING = typer.Option(
 
 
 @dataclass
-class Followed:
+class FollowedRun:
     """One run over its checkpoints.
 
     Attributes:
@@ -178,14 +178,14 @@ def progress(
             or an ``.npy`` file of either.
         options: seed, task, task_config, device, progress: see :class:`Options`. Nothing is sampled.
     """
-    from interp_tasks.papers.nanda.losses import GridModel, splits_of
+    from interp_tasks.papers.nanda.losses import GridModel, split_rows
 
     parsed = parse_rule(rule)
     chosen = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
     check_has_task("progress", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = by_run(found)
-    followed = {run: Followed(several[-1]) for run, several in runs.items()}
+    followed = {run: FollowedRun(several[-1]) for run, several in runs.items()}
     grids: dict[tuple[Any, bool], tuple[GridInputs, Any]] = {}
     unknown: dict[str, None] = {}
 
@@ -196,11 +196,11 @@ def progress(
             unknown[subject.stored.label] = None
         if (subject.task, own_split) not in grids:
             inputs = GridInputs.of(subject.task, "progress")
-            grids[subject.task, own_split] = inputs, splits_of(inputs, train, own_split=own_split)
+            grids[subject.task, own_split] = inputs, split_rows(inputs, train, own_split=own_split)
         return grids[subject.task, own_split]
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        run, (inputs, splits) = followed[run_of(subject)], grid_of(subject)
+        run, (inputs, splits) = followed[get_run_name(subject)], grid_of(subject)
         if not run.keys:
             run.find_keys(inputs, parsed, options.get("device", "cpu"))
         rows = run.rows(subject, GridModel.of(subject.model, inputs, splits), chosen)
@@ -213,7 +213,7 @@ def progress(
     return replace(result, notes=tuple(notes(followed, unknown)), data={"runs": followed})
 
 
-def notes(followed: Mapping[str, Followed], unknown: Iterable[str]) -> Iterator[str]:
+def notes(followed: Mapping[str, FollowedRun], unknown: Iterable[str]) -> Iterator[str]:
     """Yields which frequencies are key, by which rule, and what the splits are."""
     yield "Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."
     for run in followed.values():

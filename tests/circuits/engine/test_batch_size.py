@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from circuits import ablate, circuit, lens, patch, patterns, probe, sweep
-from circuits.engine.batch_size import within_memory
+from circuits.engine.batch_size import run_within_memory
 from circuits.model.hooked_model import HookedModel
 
 
@@ -17,10 +17,10 @@ def test_half_as_many_rows_where_memory_runs_out():
             raise torch.OutOfMemoryError("CUDA out of memory")
         return size
 
-    assert within_memory(40, run) == 5
+    assert run_within_memory(40, run) == 5
     assert tried == [40, 20, 10, 5]
     with pytest.raises(torch.OutOfMemoryError):
-        within_memory(3, lambda size: run(9))
+        run_within_memory(3, lambda size: run(9))
 
 
 def metric(output):

@@ -3,7 +3,7 @@
 import pytest
 
 from circuits import circuit
-from circuits.circuit._graph import Effect
+from circuits.circuit._component_graph import Effect
 from circuits.circuit._value import Circuit
 
 NAMES = [

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from circuits import fourier
-from circuits.interventions.fitted import fourier_values
+from circuits.interventions.fitted_functions import fourier_values
 
 PERIODS = [1, 2, 3, 8, 13, 113]
 

@@ -8,8 +8,8 @@ from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
 
 from circuits import ablate, cache, edit, intervene, patch, probe, run
 from circuits.model.prompts import Prompts
-from circuits.probe._inputs import parse_targets
 from circuits.probe._linear import Regression
+from circuits.probe._probe_inputs import parse_targets
 
 N, HELD_OUT = 64, 16
 

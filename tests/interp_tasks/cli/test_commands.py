@@ -13,7 +13,7 @@ import pytest
 import tasks
 from interp_tasks import experiments
 from interp_tasks.cli import commands
-from interp_tasks.cli.app import every_command, program
+from interp_tasks.cli.app import iterate_commands, program
 from interp_tasks.cli.terminal import exit_code_of
 from interp_tasks.experiments import every_experiment, experiment_named
 from interp_tasks.measurement.result import EXPERIMENTS
@@ -80,7 +80,7 @@ def test_each_command_is_on_the_page_of_its_group(call):
 
 def test_the_line_of_a_command_begins_its_help_and_required_options_come_first():
     """Listed without loading the command, and said again by it."""
-    for path, made in every_command(program()):
+    for path, made in iterate_commands(program()):
         group = program(path[0]) if len(path) > 1 else program()
         assert made.help.partition("\n\n")[0] == group.lines[path[-1]] != ""
         needed = [option.required for option in made.params if option.param_type_name == "option"]
@@ -88,7 +88,7 @@ def test_the_line_of_a_command_begins_its_help_and_required_options_come_first()
 
 
 def test_an_old_name_is_answered_with_the_new_one(call):
-    for path, _ in every_command(program()):
+    for path, _ in iterate_commands(program()):
         if len(path) > 1:
             new = f"interp-run {' '.join(path)}"
             said = f"interp-run: {path[-1]} is now {new}; see {new} --help\n"

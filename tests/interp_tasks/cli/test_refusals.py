@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from interp_tasks.cli import main
-from interp_tasks.cli.app import every_command, program
+from interp_tasks.cli.app import iterate_commands, program
 from interp_tasks.texts import LONGEST, QUOTED
 
 RUN, ADD = "--ckpt run@40", "--ckpt zoo:modular-addition-113@last"
@@ -213,7 +213,7 @@ for call in calls:
 
 def test_help_and_quick_mistakes_import_nothing_slow(root):
     """All of them in one interpreter: help first, so that what it imports is seen."""
-    helps = [["--help"], *([*path, "--help"] for path, _ in every_command(program()))]
+    helps = [["--help"], *([*path, "--help"] for path, _ in iterate_commands(program()))]
     calls = [*helps, *map(shlex.split, QUICK)]
     done = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(calls)],

@@ -18,7 +18,15 @@ from interp_tasks.errors import UserError
 from interp_tasks.grids import grid, read_spec, spec_of
 from interp_tasks.grids import run as running_module
 from interp_tasks.grids.plan import plan
-from interp_tasks.grids.run import pooled, read_record, record_file, result_file, result_of, slots_of, table
+from interp_tasks.grids.run import (
+    count_executor_slots,
+    pooled,
+    read_record,
+    record_file,
+    result_file,
+    result_of,
+    table,
+)
 
 TINY = {"task.p": 11, "train.steps": 4, "train.eval_samples": 8, "model.d_model": 8, "model.n_heads": 2}
 ABLATION = {"name": "ablation", "at": "last", "settings": {"samples": 8, "heads": "0.0"}}
@@ -388,7 +396,7 @@ def test_a_unit_whose_process_dies_has_failed_and_the_others_are_done(tmp_path):
 )
 def test_executors_are_checked(name, jobs, threads, said):
     with pytest.raises(UserError, match=said) as refused:
-        slots_of(name, jobs, threads)
+        count_executor_slots(name, jobs, threads)
     assert "s3cret" not in str(refused.value)
 
 

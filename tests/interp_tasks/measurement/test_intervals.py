@@ -8,7 +8,7 @@ import pytest
 
 from interp_tasks.measurement import intervals
 from interp_tasks.published import Bounds
-from interp_tasks.reproduction.verdicts import decision, two_sided
+from interp_tasks.reproduction.claim_verdicts import decision, two_sided
 
 DRAWS = 4000
 #: Four standard errors of a share of 0.95 of the draws.

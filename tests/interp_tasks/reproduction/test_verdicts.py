@@ -5,9 +5,9 @@ import math
 import pytest
 
 from interp_tasks.published import Claim
+from interp_tasks.reproduction.claim_verdicts import Unmeasured, claim_numbers, filter_rows, judge
 from interp_tasks.reproduction.records import KEPT, MeasuredRun, Record, condition_in, table_of
 from interp_tasks.reproduction.reproduction import frame_of
-from interp_tasks.reproduction.verdicts import Unmeasured, claim_numbers, judge, rows_where
 
 WHERE = {"ref": "4", "metric": "mse"}
 
@@ -99,8 +99,8 @@ def test_rows_of_a_run_differ_where_it_has_two_of_them_and_seeds_that_lack_a_row
 
 def test_runs_are_named_by_their_end_and_draws_left_out_unless_asked_for():
     for ends in ("a", ["a"], ["at no scale", "a"], "*"):
-        assert len(rows_where(TWO, {"run": ends})) == 2
-    assert rows_where(TWO, {"run": ["at no scale"]}) == []
+        assert len(filter_rows(TWO, {"run": ends})) == 2
+    assert filter_rows(TWO, {"run": ["at no scale"]}) == []
     drawn = [*TWO, *({**each, "value": 9.0, "draw": 0} for each in TWO)]
     assert claim_numbers(claim(), drawn) == claim_numbers(claim(), TWO)
     assert values(claim(where=WHERE | {"draw": 0}), drawn) == [9.0]

@@ -11,7 +11,7 @@ import tasks
 from interp_tasks import UserError, train
 from interp_tasks.cli import main
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.loop import Loop
+from interp_tasks.training.loop import TrainingLoop
 from interp_tasks.training.optimizer import CapturedUpdate, Updater, is_capturable, why_not_captured
 from interp_tasks.training.trainer import prepare_model
 from tasks.modular_arithmetic.one_modulus import OneModulus
@@ -61,7 +61,7 @@ def loops(case, device="cpu"):
     task, settings, training = kept(case)
     config = TrainConfig(**training)
     eager, captured = (
-        Loop(task, prepare_model(task, settings, config, device)[0], config, device, (), None)
+        TrainingLoop(task, prepare_model(task, settings, config, device)[0], config, device, (), None)
         for _ in range(2)
     )
     keep, recorded = recording()

@@ -147,13 +147,13 @@ def test_the_clock_counts_updates_alone_and_goes_on(addition, tmp_path, monkeypa
     now = [0.0]
     monkeypatch.setattr(records.time, "perf_counter", lambda: now[0])
     for name, seconds in (("update", 1.0), ("_evaluate", 100.0)):
-        plain = getattr(loop.Loop, name)
+        plain = getattr(loop.TrainingLoop, name)
 
         def slower(self, step, plain=plain, seconds=seconds):
             now[0] += seconds
             return plain(self, step)
 
-        monkeypatch.setattr(loop.Loop, name, slower)
+        monkeypatch.setattr(loop.TrainingLoop, name, slower)
     config = {"checkpoint_every": 4, "log_every": 3}
     run = train(addition, out=tmp_path / "run", settings=TINY, config={**config, "steps": 6})
     now[0] += 1e6

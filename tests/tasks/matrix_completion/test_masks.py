@@ -5,7 +5,7 @@ import torch
 
 from tasks import TaskError
 from tasks.matrix_completion import MatrixCompletion, hide_rows
-from tasks.matrix_completion.attention import longest_column, named_masks, parse_mask
+from tasks.matrix_completion.attention_templates import longest_column, named_masks, parse_mask
 from tasks.matrix_completion.matrices import MASK_ID
 
 

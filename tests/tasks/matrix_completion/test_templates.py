@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tasks.matrix_completion import MatrixCompletion
-from tasks.matrix_completion.attention import longest_column
+from tasks.matrix_completion.attention_templates import longest_column
 from tasks.matrix_completion.matrices import MASK_ID
 
 PICTURES = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tasks
 from tasks.modular_arithmetic import is_prime, primes_below
-from tasks.modular_arithmetic.table import cross_entropy
+from tasks.modular_arithmetic.modular_task_base import cross_entropy
 
 NAMES = ["modular-addition", "modular-multiplication", "miiii"]
 SPLITS = ("train", "validation", "test")

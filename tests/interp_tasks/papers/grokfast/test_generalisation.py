@@ -5,7 +5,7 @@ import math
 import pytest
 
 from interp_tasks.experiments import COLUMNS, generalisation
-from interp_tasks.measurement.crossings import reached
+from interp_tasks.measurement.level_crossing_steps import reached
 from interp_tasks.papers.grokfast.generalisation import view_rows
 from tests.interp_tasks.logs import write_run
 from tests.interp_tasks.rows import row_of

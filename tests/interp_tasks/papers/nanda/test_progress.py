@@ -14,7 +14,7 @@ from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.papers.grid import GridInputs
 from interp_tasks.papers.nanda import phases
-from interp_tasks.papers.nanda.losses import GridModel, loss_rows, splits_of
+from interp_tasks.papers.nanda.losses import GridModel, loss_rows, split_rows
 from tests.interp_tasks.rows import row_of
 
 P = 7
@@ -364,7 +364,7 @@ def test_held_out_logits_against_numpy(kind, addition, by_hand):
     """Each tenth of a split's inputs by a regression on the others of that split."""
     logits, r = by_hand.logits, by_hand.r
     for split in ("train", "test"):
-        rows = splits_of(GridInputs.of(addition, "progress"))[split]
+        rows = split_rows(GridInputs.of(addition, "progress"))[split]
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
         losses = []
         for part in np.array_split(rows[order].numpy(), 10):
@@ -389,7 +389,7 @@ def test_memorised_answers_are_not_in_held_out_logits():
     p = 31
     task = tasks.get("modular-addition", p=p, train_fraction=0.5, validation_size=5)
     inputs = GridInputs.of(task, "progress")
-    splits, (answer,) = splits_of(inputs), inputs.answers.values()
+    splits, (answer,) = split_rows(inputs), inputs.answers.values()
     logits = torch.randn(p * p, p, generator=torch.Generator().manual_seed(0)).double()
     logits[splits["train"], answer.sum.remainders[splits["train"]]] += 20
     rows = list(loss_rows(GridModel(None, inputs, splits, logits, logits, {}), answer, range(1, 16)))

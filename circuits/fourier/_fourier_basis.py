@@ -15,7 +15,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.harmonics import cos_sin, products
 from circuits.tensors import as_dense_tensor, parse_numbers
-from circuits.validate import by_text, is_whole, parse_inputs
+from circuits.validate import index_by_text, is_whole, parse_inputs
 
 
 def basis(period: int) -> Float[Tensor, "period period"]:
@@ -111,7 +111,7 @@ class Grid:
             raise CircuitsError(
                 f'Grid: axes are names and sizes, such as {{"row": 7, "column": 7}}; got {self.axes!r}'
             )
-        by_text(axes, "Grid", "coordinates")
+        index_by_text(axes, "Grid", "coordinates")
         object.__setattr__(self, "axes", axes)
 
     @classmethod

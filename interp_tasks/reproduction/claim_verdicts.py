@@ -89,7 +89,7 @@ def claim_numbers(claim: Claim, table: Rows) -> ClaimNumbers:
     Raises:
         Unmeasured: where the table does not have it.
     """
-    rows = single_runs(rows_where(table, claim.where))
+    rows = single_runs(filter_rows(table, claim.where))
     if not rows:
         raise NoRow(f"no row has {claim.where}")
     counts = [1 if row["n_runs"] is None else int(row["n_runs"]) for row in rows]
@@ -117,7 +117,7 @@ def claim_numbers(claim: Claim, table: Rows) -> ClaimNumbers:
 # ---- rows
 
 
-def rows_where(rows: Rows, where: Mapping[str, Any]) -> Rows:
+def filter_rows(rows: Rows, where: Mapping[str, Any]) -> Rows:
     """Returns the rows that have these values; without `draw` among them, rows that are of no single draw."""
     for column in where:
         if rows and column not in rows[0]:
@@ -187,7 +187,7 @@ def paired(claim: Claim, groups: Mapping[str, Rows], table: Rows) -> dict[str, l
     Of runs that cannot be paired by seed it is one number, that of their means.
     """
     column, where = claim.divisor()
-    others = by_run(single_runs(rows_where(table, where)))
+    others = by_run(single_runs(filter_rows(table, where)))
     if not all(len(others.get(name, ())) == 1 for name in groups):
         several = sum(map(len, others.values()))
         conditions = {row["condition"] for rows in others.values() for row in rows}
@@ -197,12 +197,14 @@ def paired(claim: Claim, groups: Mapping[str, Rows], table: Rows) -> dict[str, l
         of_seed = {rows[0]["trained_seed"]: rows for rows in others.values()}
         seeds = {name: rows[0]["trained_seed"] for name, rows in groups.items()}
         if len(of_seed) < len(others) or not of_seed.keys() >= set(seeds.values()):
-            above = mean_of(bounds_of(row, claim.column) for (row,) in groups.values())
-            below = mean_of(bounds_of(row, column) for (row,) in others.values())
+            above = mean_of(number_bounds(row, claim.column) for (row,) in groups.values())
+            below = mean_of(number_bounds(row, column) for (row,) in others.values())
             return {"mean" if len(groups) > 1 else next(iter(groups)): [ratio(above, below)]}
         others = {name: of_seed[seed] for name, seed in seeds.items()}
     return {
-        name: [ratio(bounds_of(row, claim.column), bounds_of(others[name][0], column)) for row in rows]
+        name: [
+            ratio(number_bounds(row, claim.column), number_bounds(others[name][0], column)) for row in rows
+        ]
         for name, rows in groups.items()
     }
 
@@ -214,11 +216,11 @@ def mean_of(several: Iterable[Interval]) -> Interval:
 
 def share_of(claim: Claim, row: Row) -> Interval:
     """Returns bounds of the number of a row, as a share of another number of it where the claim says so."""
-    own = bounds_of(row, claim.column)
-    return own if claim.per is None else ratio(own, bounds_of(row, str(claim.per)))
+    own = number_bounds(row, claim.column)
+    return own if claim.per is None else ratio(own, number_bounds(row, str(claim.per)))
 
 
-def bounds_of(row: Row, column: str) -> Interval:
+def number_bounds(row: Row, column: str) -> Interval:
     """Returns bounds of a number of a row; a step that the run did not reach is later than its last.
 
     Of how far apart steps are, and of what holds at a step, nothing is known where the run ends too soon.
@@ -326,12 +328,12 @@ def verdict_of_numbers(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
         "verdict": "undecided",
     }
     if bounded:
-        row["at_least"], row["at_most"] = hull([each.bounds for each in numbers])
+        row["at_least"], row["at_most"] = interval_hull([each.bounds for each in numbers])
     lacking = [each for each in numbers if math.isnan(each.value) and not each.is_bounded]
     if lacking:
         share = "" if len(numbers) == 1 else f" on {len(lacking)} of {len(numbers)} runs"
         return row | {"reason": f"there is no such number{share}: its row is empty, or it is a share of 0"}
-    ends = f"known to lie {range_text(*hull(bounded))}" if bounded else ""
+    ends = f"known to lie {range_text(*interval_hull(bounded))}" if bounded else ""
     is_about_runs = claim.over != "examples" and n_runs > 0
     if is_about_runs and n_runs < MIN_RUNS:
         runs = "one training run" if n_runs == 1 else f"{n_runs} training runs"
@@ -351,7 +353,7 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def hull(several: Sequence[Interval]) -> Interval:
+def interval_hull(several: Sequence[Interval]) -> Interval:
     """Returns the smallest interval that holds all of these."""
     lows, highs = zip(*several, strict=True)
     return min(lows), max(highs)

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from circuits.interventions.base import ActivationEdit, Intervention, ModelRun, Step, WeightEdit
-from circuits.interventions.forward_pass import ForwardPass, References, replacement_for
+from circuits.interventions.forward_pass import CleanPassResults, ForwardPass, replacement_for
 from circuits.model.contexts import interruptible
-from circuits.model.edit_state import State, modules_of, state_of
+from circuits.model.edit_state import State, get_edit_state, modules_of
 from circuits.model.generation import DecodeStep
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, hooks_on
@@ -54,7 +54,7 @@ def check_model(surface: HookedModel, prompts: Prompts) -> None:
         raise NotStacked("positions enter every block")
     if prompts.extra:
         raise NotStacked(f"its inputs have {', '.join(prompts.extra)}")
-    if state_of(model).suspended:
+    if get_edit_state(model).suspended:
         raise NotStacked("a clean pass is under way")
     names = ("_global_forward_hooks", "_global_forward_pre_hooks")
     everywhere = chain.from_iterable(getattr(nn.modules.module, name).values() for name in names)
@@ -116,7 +116,9 @@ class Variant:
                 self.alone = f"{hook} is in no block"
         self.start = min(blocks, default=surface.n_layers - 1)
 
-    def begin(self, surface: HookedModel, prompts: Prompts, references: References, state: State) -> None:
+    def begin(
+        self, surface: HookedModel, prompts: Prompts, references: CleanPassResults, state: State
+    ) -> None:
         """Starts its run on some examples."""
         self.changed, self.unseen = False, {step.hook for step in self._edits}
         tokens, given = surface.inputs(prompts)

@@ -15,14 +15,14 @@ from circuits.errors import CircuitsError
 from circuits.figures.results import attention_figure
 from circuits.interventions.edits import parse_query_positions
 from circuits.interventions.replacements import visible
-from circuits.model.edit_state import running_rows
+from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks, make_recording_hook
+from circuits.model.edit_state import mark_running_rows
 from circuits.model.generation import WHOLE
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
-from circuits.model.record import evaluating, keep_in, listening
 from circuits.model.sites import KINDS
 from circuits.tensors import Snapshot
 from circuits.validate import answers_former_names, is_whole, parse_indices
@@ -214,9 +214,14 @@ class PatternPass:
         """
         raw: dict[str, Tensor] = {}
         hooks = [KINDS[site].hook.format(layer) for layer in self.layers for site in ("scores", "pattern")]
-        functions: list[tuple[str, Function]] = [(hook, keep_in(raw, hook)) for hook in hooks]
-        here, cut = self.prompts[rows], running_rows(self.surface.model, rows, len(self.prompts))
-        with evaluating(self.surface.model), torch.no_grad(), cut, listening(self.surface, functions):
+        functions: list[tuple[str, Function]] = [(hook, make_recording_hook(raw, hook)) for hook in hooks]
+        here, cut = self.prompts[rows], mark_running_rows(self.surface.model, rows, len(self.prompts))
+        with (
+            hold_eval_mode(self.surface.model),
+            torch.no_grad(),
+            cut,
+            listen_at_hooks(self.surface, functions),
+        ):
             self.surface.call(here)
         if missing := [hook for hook in hooks if hook not in raw]:
             raise CircuitsError(f"patterns: {missing[0]} never fired in this model")

@@ -15,7 +15,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.prompts import Prompts
-from circuits.patterns._read import PatternPass, parse_draws, parse_layers, parse_run
+from circuits.patterns._pattern_reading import PatternPass, parse_draws, parse_layers, parse_run
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import short_table
 from circuits.tensors import parse_numbers
@@ -23,7 +23,7 @@ from circuits.validate import answers_former_names, parse_seed
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _PairedMeasure:
     """A measure of each head between paired inputs, beside that between unpaired ones, in `frame`."""
 
     frame: pd.DataFrame
@@ -35,7 +35,7 @@ class _Compared:
         return tuple(Head(int(row.layer), int(row.head)) for row in self.frame[chosen].itertuples())
 
 
-class Movement(_Compared):
+class Movement(_PairedMeasure):
     """Distances between attention patterns, in total variation: the share of a query's attention that moves, 0 to 1.
 
     `plots.heads(found.frame, column="distance")` draws them.
@@ -51,7 +51,7 @@ class Movement(_Compared):
         return self._heads(self.frame["distance_ci_high"] <= at_most)
 
 
-class Following(_Compared):
+class Following(_PairedMeasure):
     """The share of queries at which a head's attention follows what moves; drawn as a `Movement` is.
 
     Attributes:

@@ -55,7 +55,7 @@ class Where(NamedTuple):
     def inverse(self) -> Where:
         return Where(self.positions, not self.inverted)
 
-    def number_in(self, positions: int) -> int:
+    def count_positions(self, positions: int) -> int:
         """Returns how many of a run's positions these are."""
         return positions - len(self.positions) if self.inverted else len(self.positions)
 
@@ -298,12 +298,12 @@ class Graph:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes in the order of computation."""
-        return _nodes(self)
+        return _list_graph_nodes(self)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
         """All edges, by what receives them."""
-        return _layers(self)
+        return _group_edges_by_receiver(self)
 
     def inputs(self, site: str, layer: int | None) -> list[Input]:
         """Returns what reads at a site of a layer: each head or key-value group at q, k and v."""
@@ -321,7 +321,7 @@ class Graph:
         known = self.members(kind)
         for member in members:
             if member not in known:
-                raise CircuitsError(f"{caller}: {self._missing(member)}")
+                raise CircuitsError(f"{caller}: {self._describe_missing_member(member)}")
 
     def check_same(self, known: Graph | None, caller: str) -> None:
         """Refuses a circuit whose graph is known to be that of a model of another shape."""
@@ -339,7 +339,7 @@ class Graph:
         has += ", whose MLPs run in parallel to the heads of their layer" if self.parallel else ""
         return f"{has}, {self.key_heads} key-value groups" if self.shared else has
 
-    def _missing(self, member: Member) -> str:
+    def _describe_missing_member(self, member: Member) -> str:
         """Returns what to say of a member that the model does not have."""
         advice, receiver = "", member.receiver if isinstance(member, Edge) else None
         if receiver is not None and receiver.site in ("k", "v") and receiver.grouped != self.shared:
@@ -350,7 +350,7 @@ class Graph:
 
 # Graphs are few and small values, and their edges are many: each is listed once.
 @lru_cache(maxsize=16)
-def _nodes(graph: Graph) -> tuple[Node, ...]:
+def _list_graph_nodes(graph: Graph) -> tuple[Node, ...]:
     nodes = [Node("embed"), *([Node("pos_embed")] if graph.positions else [])]
     for layer in range(graph.n_layers):
         nodes += [Node("z", layer, head) for head in range(graph.n_heads)]
@@ -359,7 +359,7 @@ def _nodes(graph: Graph) -> tuple[Node, ...]:
 
 
 @lru_cache(maxsize=16)
-def _layers(graph: Graph) -> tuple[Layer, ...]:
+def _group_edges_by_receiver(graph: Graph) -> tuple[Layer, ...]:
     places: list[tuple[str, int | None]] = []
     for layer in range(graph.n_layers):
         places += [(site, layer) for site in ("q", "k", "v", *(["mlp_pre"] if graph.mlps else []))]

@@ -17,7 +17,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot, as_dense_tensor, parse_positions, select_positions
-from circuits.validate import by_text, is_whole, parse_choice
+from circuits.validate import index_by_text, is_whole, parse_choice
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
 KINDS = (REGRESSION, CLASSIFICATION)
@@ -137,7 +137,7 @@ def parse_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ..
         raise CircuitsError(
             f"probe, kind: no target {unknown[0]!r}; targets are {', '.join(map(str, targets))}"
         )
-    by_text(targets, "probe", "targets")
+    index_by_text(targets, "probe", "targets")
     return tuple(
         _parse_target(str(name), values, kinds.get(name, REGRESSION), prompts)
         for name, values in targets.items()
@@ -220,7 +220,7 @@ def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed
         raise CircuitsError(
             f"probe: splits are a dict of masks by name, none of them {ALL!r}; got {splits!r}"
         )
-    named = {ALL: None, **by_text(splits or {}, "probe", "splits")}
+    named = {ALL: None, **index_by_text(splits or {}, "probe", "splits")}
     all_splits = {
         name: prompts.in_order(_mask(f"split {name!r}", mask, prompts)) for name, mask in named.items()
     }
@@ -242,7 +242,7 @@ def _parse_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
         return torch.randperm(batch, generator=generator)[: int(number)].sort().values
     chosen = parse_positions(range(batch)[test] if isinstance(test, slice) else test, "probe: test")
     if isinstance(chosen, Snapshot):
-        chosen = tuple(_fitting("test", chosen.tensor, 1, batch)[0].nonzero().flatten().tolist())
+        chosen = tuple(_check_mask_fits("test", chosen.tensor, 1, batch)[0].nonzero().flatten().tolist())
     return select_positions(chosen or (), batch, "probe: test").nonzero().flatten()
 
 
@@ -251,14 +251,14 @@ def _mask(label: str, given: Any, prompts: Prompts) -> Tensor:
     batch, pos = prompts.shape[:2]
     given = as_dense_tensor(given, f"probe, {label}")
     if isinstance(given, Tensor) and given.dtype == torch.bool:
-        return _fitting(label, given.detach(), batch, pos)
+        return _check_mask_fits(label, given.detach(), batch, pos)
     chosen: Any = parse_positions(given, f"probe, {label}")
     if chosen is None:
         return torch.ones(batch, pos, dtype=torch.bool)
     return select_positions(chosen, pos, "probe", prompts.real if prompts.padded else None).expand(batch, pos)
 
 
-def _fitting(label: str, mask: Tensor, batch: int, pos: int) -> Tensor:
+def _check_mask_fits(label: str, mask: Tensor, batch: int, pos: int) -> Tensor:
     if tuple(mask.shape) not in ((batch, pos), (batch, 1), (pos,)):
         raise CircuitsError(
             f"probe, {label}: a mask is boolean, [batch pos] = [{batch}, {pos}], [batch 1] or [pos]; got "

@@ -103,7 +103,10 @@ class EdgeHooks:
                     self._at.setdefault(write.hook, []).append(number)
             for head in receiving_heads(receiver, surface):
                 groups.setdefault((receiver.hook, head), set()).add(known[id(write)])
-                places[receiver.hook, head] = self._order(receiver.kind.name, receiver.layer), edge.label
+                places[receiver.hook, head] = (
+                    self._get_receiver_order(receiver.kind.name, receiver.layer),
+                    edge.label,
+                )
         # Whether some sender is replaced by zeros, and with all of them nothing of a stream may be left.
         self._zeroes = any(_zeroes(edge.sender) for edge in self._senders)
         self._groups = {place: frozenset(senders) for place, senders in groups.items()}
@@ -128,11 +131,11 @@ class EdgeHooks:
             functions += [
                 (hook_at("resid_pre", layer), partial(self._before_attention, layer)),
                 *((hook_at(site, layer), partial(self._receive, site, layer)) for site in BY_HEAD),
-                (hook_at("z", layer), partial(self._inside, "z", layer)),
-                (hook_at("attn_out", layer), partial(self._added, "attn_out", layer)),
+                (hook_at("z", layer), partial(self._collect_inner_changes, "z", layer)),
+                (hook_at("attn_out", layer), partial(self._collect_output_changes, "attn_out", layer)),
                 (hook_at("resid_mid", layer), partial(self._between, layer)),
-                (hook_at("mlp_post", layer), partial(self._inside, "mlp_post", layer)),
-                (hook_at("mlp_out", layer), partial(self._added, "mlp_out", layer)),
+                (hook_at("mlp_post", layer), partial(self._collect_inner_changes, "mlp_post", layer)),
+                (hook_at("mlp_out", layer), partial(self._collect_output_changes, "mlp_out", layer)),
                 (hook_at("resid_post", layer), partial(self._after, layer)),
             ]
         handles: list[Handle] = [
@@ -171,9 +174,11 @@ class EdgeHooks:
 
         It is written when their hooks fire; see `_receive`.
         """
-        order = self._order("q", layer)
+        order = self._get_receiver_order("q", layer)
         if layer == 0 and run.left is not None:
-            run.left = self._onward(run, partial(self._projections.onward, "embed", None), run.left, order)
+            run.left = self._carry_past(
+                run, partial(self._projections.onward, "embed", None), run.left, order
+            )
         if run.left is not None and (run.changes or run.carried) and max(self._last.values()) >= order:
             # Whatever changed the stream between blocks would change the differences as well.
             label = self._call.edges[0].label
@@ -182,7 +187,7 @@ class EdgeHooks:
             )
         beyond_mlp = self._groups_past_mlp(layer) if self._surface.parallel else []
         arriving = self._differences(run, beyond_mlp, x)
-        stream = self._past(run, hook_at("resid_pre", layer), order, x)
+        stream = self._carry_past_site_hooks(run, hook_at("resid_pre", layer), order, x)
         if self._surface.parallel:
             self._before_mlp(run, layer, beyond_mlp, x, arriving, stream)
         heads_by_site = {site: heads for site in BY_HEAD if (heads := self._heads.get(hook_at(site, layer)))}
@@ -234,13 +239,13 @@ class EdgeHooks:
         whole[:, :, at] = output
         return whole
 
-    def _inside(self, site: str, layer: int, run: EdgeRun, x: Tensor) -> None:
+    def _collect_inner_changes(self, site: str, layer: int, run: EdgeRun, x: Tensor) -> None:
         hook = hook_at(site, layer)
         if hook in self._at:
             output = self._after_hooks(run, hook, x)
             run.inner[site] = output, self._changes_at(run, hook, output)
 
-    def _added(self, site: str, layer: int, run: EdgeRun, x: Tensor) -> None:
+    def _collect_output_changes(self, site: str, layer: int, run: EdgeRun, x: Tensor) -> None:
         """Collects the differences at a component's output, attn_out or mlp_out."""
         hook = hook_at(site, layer)
         after = self._after_hooks(run, hook, x)
@@ -253,7 +258,7 @@ class EdgeHooks:
             made = self._added_by(run, site, layer, output)
             check_made(x, made, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
             differences = {
-                number: self._outward(number, change, weight) for number, change in changes.items()
+                number: self._project_to_stream(number, change, weight) for number, change in changes.items()
             }
             if made is not output:
 
@@ -275,17 +280,19 @@ class EdgeHooks:
             run.group_mlp_out.clear()
 
     def _between(self, layer: int, run: EdgeRun, x: Tensor) -> None:
-        order, groups = self._order("mlp_pre", layer), self._groups_past_mlp(layer)
+        order, groups = self._get_receiver_order("mlp_pre", layer), self._groups_past_mlp(layer)
         arriving = self._differences(run, groups, x)
-        stream = self._past(run, hook_at("resid_mid", layer), order, x)
-        stream = self._onward(run, partial(self._projections.onward, "resid_mid", layer), stream, order)
+        stream = self._carry_past_site_hooks(run, hook_at("resid_mid", layer), order, x)
+        stream = self._carry_past(run, partial(self._projections.onward, "resid_mid", layer), stream, order)
         self._before_mlp(run, layer, groups, x, arriving, stream)
 
     def _groups_past_mlp(self, layer: int) -> list[Group]:
         """Returns the groups on whose streams the MLP of a layer is recomputed."""
         if not self._through_mlps or hook_at("mlp_out", layer) not in self._surface.hooks:
             return []
-        return [group for group, last in self._last.items() if last > self._order("mlp_pre", layer)]
+        return [
+            group for group, last in self._last.items() if last > self._get_receiver_order("mlp_pre", layer)
+        ]
 
     def _before_mlp(
         self, run: EdgeRun, layer: int, groups: Sequence[Group], x: Tensor, arriving: Tensor, stream: Tensor
@@ -311,15 +318,15 @@ class EdgeHooks:
 
     def _after(self, layer: int, run: EdgeRun, x: Tensor) -> Tensor | None:
         """Returns the stream with what a receiver at the block's end gets, `None` for no receiver; keeps it."""
-        hook, order, new = hook_at("resid_post", layer), self._order("resid_post", layer), None
+        hook, order, new = hook_at("resid_post", layer), self._get_receiver_order("resid_post", layer), None
         if (hook, None) in self._groups:
             (change,) = self._for_receivers(run, [self._groups[hook, None]], x)
             x = new = x + change
             self._call.received.add(hook)
-        stream = self._past(run, hook, order, x)
+        stream = self._carry_past_site_hooks(run, hook, order, x)
         # Copied, as a hook on the block may write to it in place.
         onward = partial(self._projections.onward, "resid_post", layer)
-        run.left = self._onward(run, onward, stream, order).clone()
+        run.left = self._carry_past(run, onward, stream, order).clone()
         return new
 
     # ---- Differences between the streams of groups and the run's
@@ -361,11 +368,11 @@ class EdgeHooks:
                 parts.append(run.carried[group])
             if parts:
                 difference = torch.stack([_like(part, x) for part in parts]).sum(0)
-                difference = _settled(difference, x) if self._zeroes else difference
+                difference = _drop_rounding_differences(difference, x) if self._zeroes else difference
                 before = run.carried.get(group, 0) if order is None else 0
                 run.carried[group] = before + onward(x + difference) - after
 
-    def _onward(self, run: EdgeRun, onward: Callable[[Tensor], Tensor], x: Tensor, order: int) -> Tensor:
+    def _carry_past(self, run: EdgeRun, onward: Callable[[Tensor], Tensor], x: Tensor, order: int) -> Tensor:
         """Returns the run's stream after hooks or a norm, to which the collected differences are adapted; the stream
         itself where nothing changes it.
         """
@@ -376,8 +383,8 @@ class EdgeHooks:
                 run.changes = {}
         return after
 
-    def _past(self, run: EdgeRun, hook: str, order: int, x: Tensor) -> Tensor:
-        return self._onward(run, partial(self._surface.through, hook), x, order)
+    def _carry_past_site_hooks(self, run: EdgeRun, hook: str, order: int, x: Tensor) -> Tensor:
+        return self._carry_past(run, partial(self._surface.through, hook), x, order)
 
     def _for_receivers(self, run: EdgeRun, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the differences between the streams that groups of receivers read and the run's, [group batch pos
@@ -402,11 +409,11 @@ class EdgeHooks:
             differences = differences + torch.stack(
                 [_like(run.carried.get(group, none), stream) for group in groups]
             )
-        return _settled(differences, stream) if self._zeroes else differences
+        return _drop_rounding_differences(differences, stream) if self._zeroes else differences
 
     # ---- Helpers
 
-    def _order(self, receiver: str, layer: int) -> int:
+    def _get_receiver_order(self, receiver: str, layer: int) -> int:
         """Returns where a receiver stands in the order of a run."""
         return order_of(receiver, layer, self._receivers)
 
@@ -430,7 +437,7 @@ class EdgeHooks:
         with run.aside():
             return self._projections.added(site, layer, output)
 
-    def _outward(self, number: int, change: Tensor, weight: Tensor) -> Tensor:
+    def _project_to_stream(self, number: int, change: Tensor, weight: Tensor) -> Tensor:
         """Returns what a difference at z or mlp_post adds to the stream, by the rows of the weights that it meets."""
         heads = self._senders[number].sender.heads
         if heads is None:
@@ -452,7 +459,7 @@ def _zeroes(write: ActivationEdit) -> bool:
     return isinstance(given, Zero)
 
 
-def _settled(differences: Tensor, stream: Tensor) -> Tensor:
+def _drop_rounding_differences(differences: Tensor, stream: Tensor) -> Tensor:
     """Returns differences that leave nothing of a stream [... pos d_model] where they leave its rounding, which a norm
     would make as large as any stream.
     """

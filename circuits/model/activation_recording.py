@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from circuits.model.contexts import model_block
-from circuits.model.edit_state import exclusive, modules_of, state_of
+from circuits.model.edit_state import get_edit_state, hold_model_exclusively, modules_of
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 
 
 @model_block
-def evaluating(model: nn.Module) -> Iterator[None]:
+def hold_eval_mode(model: nn.Module) -> Iterator[None]:
     """Puts every module in eval mode, and each back into the mode it had on exit, mixed modes included; that of
     gradients too, which Ctrl-C may leave off in `no_grad`.
 
     Modes belong to the model and not to a thread, so another is refused meanwhile.
     """
-    with exclusive(model):
+    with hold_model_exclusively(model):
         before = [(module, module.training) for module in modules_of(model)]
         gradients = torch.is_grad_enabled()
         try:
@@ -40,7 +40,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @model_block
-def listening(surface: HookedModel, functions: Iterable[tuple[str, Function]]) -> Iterator[None]:
+def listen_at_hooks(surface: HookedModel, functions: Iterable[tuple[str, Function]]) -> Iterator[None]:
     """Calls each function with the activation at its hook, in the order given, as `HookedModel.on_forward` does."""
     depth = 0
 
@@ -74,7 +74,7 @@ def recording(surface: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, 
     def keep(hook: str, activation: Tensor) -> None:
         seen[hook] = activation.clone()
 
-    with listening(surface, [(hook, partial(keep, hook)) for hook in hooks]):
+    with listen_at_hooks(surface, [(hook, partial(keep, hook)) for hook in hooks]):
         yield seen
 
 
@@ -84,24 +84,24 @@ def kept_last(surface: HookedModel, functions: Sequence[tuple[str, Function]]) -
 
     Blocks may end in any order. A block that adds hooks enters this one behind them, with nothing of its own too.
     """
-    state = state_of(surface.model)
+    state = get_edit_state(surface.model)
     state.last += functions
     try:
-        _put_last(surface)
+        _move_hooks_last(surface)
         yield
     finally:
         state.last = [one for one in state.last if all(one is not mine for mine in functions)]
-        _put_last(surface)
+        _move_hooks_last(surface)
 
 
-def _put_last(surface: HookedModel) -> None:
-    state = state_of(surface.model)
+def _move_hooks_last(surface: HookedModel) -> None:
+    state = get_edit_state(surface.model)
     for handle in state.last_handles:
         handle.remove()
     state.last_handles = [surface.on_forward(hook, function) for hook, function in state.last]
 
 
-def keep_in(seen: dict[str, Tensor], hook: str) -> Callable[[Tensor], None]:
+def make_recording_hook(seen: dict[str, Tensor], hook: str) -> Callable[[Tensor], None]:
     def keep(activation: Tensor) -> None:
         seen[hook] = activation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from circuits.figures.layout import Panel, draw, mark
-from circuits.figures.panels import Series, curve, heat, of_rows, points
+from circuits.figures.panels import Series, curve, heat, points, rows_to_series
 from interp_tasks.pages import Figure, signed
 
 if TYPE_CHECKING:
@@ -82,15 +82,15 @@ def points_panel(rows: pandas.DataFrame, metric: str, refs: list[Any], title: st
         pooled, draws = of_ref[of_ref["draw"].isna()], of_ref[of_ref["draw"].notna()]
         if of_ref.empty:
             continue
-        series[str(ref)] = of_rows(pooled, "line", look=index)
+        series[str(ref)] = rows_to_series(pooled, "line", look=index)
         if len(draws):
             small = {"marker": {"size": 5, "opacity": 0.5}, "showlegend": False}
-            of_draws = of_rows(draws, "line", style=small, look=index)
+            of_draws = rows_to_series(draws, "line", style=small, look=index)
             series[f"{ref}, single draws"] = of_draws._replace(low=None, high=None)
         # An open mark is larger than the filled one that may lie on it.
         opened = {"symbol": f"{mark(index)[1]}-open", "size": 15, "line": {"width": 2}}
         style = {"marker": opened, "offsetgroup": str(ref), "showlegend": False}
-        series[f"{ref}, unedited"] = of_rows(pooled, "line", "baseline", style=style, look=index)
+        series[f"{ref}, unedited"] = rows_to_series(pooled, "line", "baseline", style=style, look=index)
     return points(series, title, y=metric, log_y=is_log(rows))
 
 
@@ -101,10 +101,10 @@ def lines_panel(rows: pandas.DataFrame, metric: str, title: str) -> Panel:
     unedited = {f"{name}, unedited": part for name, part in known.groupby("line", sort=False)}
     if len(known) and (known.groupby("step")["baseline"].nunique() <= 1).all():
         unedited = {"unedited": known.drop_duplicates("step")}
-    series = {name: of_rows(part, "step", "baseline") for name, part in unedited.items()}
+    series = {name: rows_to_series(part, "step", "baseline") for name, part in unedited.items()}
     for name in lines:
         part = rows[rows["line"] == name]
-        one = of_rows(part, "step")
+        one = rows_to_series(part, "step")
         banded = len(lines) <= MOST_BANDS and part[["value_ci_low", "value_ci_high"]].notna().all(axis=None)
         series[str(name)] = one if banded else one._replace(low=None, high=None)
     return curve(series, title, y=metric, log_y=is_log(rows))

@@ -33,7 +33,7 @@ def attention_templates(n: int, m: int) -> Templates:
     middle = (entries // m == (n - 1) // 2) | (entries // m == n // 2)
 
     def observed(batch: Batch) -> Bool[Tensor, "batch query key"]:
-        return seen_by_all(~batch.extras["hidden"])
+        return broadcast_over_queries(~batch.extras["hidden"])
 
     def in_row(batch: Batch) -> Bool[Tensor, "batch query key"]:
         return observed(batch) & row.to(batch.tokens.device)
@@ -54,10 +54,10 @@ def attention_templates(n: int, m: int) -> Templates:
         "row": row,
         "column": column,
         "mask_ignore": observed,
-        "hidden": lambda batch: seen_by_all(batch.extras["hidden"]),
+        "hidden": lambda batch: broadcast_over_queries(batch.extras["hidden"]),
         "row_observed": in_row,
         "column_observed": lambda batch: observed(batch) & column.to(batch.tokens.device),
-        "longest_column": lambda batch: seen_by_all(longest_column(~batch.extras["hidden"], n, m)),
+        "longest_column": lambda batch: broadcast_over_queries(longest_column(~batch.extras["hidden"], n, m)),
         "masked_row": lambda batch: only_from(batch.extras["hidden"] & (count(batch) == 1), in_row(batch)),
         "row_observed_elsewhere": lambda batch: only_from(count(batch) > 1, in_row(batch)),
         "observed_copy": lambda batch: only_from(~batch.extras["hidden"], itself),
@@ -85,7 +85,7 @@ def autoregressive_templates(n: int, m: int) -> Templates:
     def of_mask(batch: Batch, wanted: bool) -> Bool[Tensor, "batch query key"]:
         keys = torch.zeros_like(batch.tokens, dtype=torch.bool)
         keys[:, :k] = batch.extras["hidden"] == wanted
-        return seen_by_all(keys) & predicting.to(keys.device)
+        return broadcast_over_queries(keys) & predicting.to(keys.device)
 
     return {
         "separator": predicting & (key == k),
@@ -99,7 +99,7 @@ def autoregressive_templates(n: int, m: int) -> Templates:
     }
 
 
-def seen_by_all(keys: Bool[Tensor, "batch key"]) -> Bool[Tensor, "batch query key"]:
+def broadcast_over_queries(keys: Bool[Tensor, "batch key"]) -> Bool[Tensor, "batch query key"]:
     """Returns a template with the same keys for every query."""
     return keys[:, None, :].expand(-1, keys.shape[1], -1)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.figures.results import by_head, heads_figure
 from circuits.model.heads import AnyHead, Head, parse_heads
-from circuits.patterns._read import PatternPass, parse_draws
+from circuits.patterns._pattern_reading import PatternPass, parse_draws
 from circuits.patterns._templates import parse_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import bounded, short_table
@@ -245,7 +245,7 @@ def classify(
             )
     of_class = {name: () if name in unless.values() else among.get(name) for name in scores.templates}
     excluded = [[of is not None and head not in of for of in of_class.values()] for head in scores.heads]
-    rows = _classified(scores, threshold, unless, np.array(excluded))
+    rows = _classify_by_template(scores, threshold, unless, np.array(excluded))
     keys = [{"layer": head.layer, "head": head.head} for head in scores.heads]
     frame = pd.DataFrame([key | row for key, row in zip(keys, rows, strict=True)])
     groups: dict[str, tuple[Head, ...]] = {}
@@ -271,7 +271,7 @@ def _heads(given: Any) -> tuple[AnyHead, ...] | None:
         raise CircuitsError(f"patterns.classify, among: {error}") from error
 
 
-def _classified(
+def _classify_by_template(
     scores: Scores, threshold: float, unless: Mapping[str, str], excluded: np.ndarray
 ) -> Iterator[dict[str, Any]]:
     """Yields the class of each head, and what is known of its best template and the rival of that.

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from circuits.circuit._graph import Effect, Graph, Member, Where, parse_member
+from circuits.circuit._component_graph import Effect, Graph, Member, Where, parse_member
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.figures.results import screening_figure
 from circuits.interventions.base import Intervention
-from circuits.patch._gradients import Pair
+from circuits.patch._gradients import PatchExamples
 from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio
 from circuits.sweeps.metrics import PerExample, Row, unedited_metrics
 from circuits.sweeps.sweep import run_sweep
@@ -72,7 +72,7 @@ class ScreenResult:
         """
         if not is_whole(count, 0):
             raise CircuitsError(f"top: {count!r}; give how many members the circuit has, from 0")
-        rows = self._ranked(metric, by, "top")
+        rows = self._rank_rows(metric, by, "top")
         if count > len(rows):
             which = "were measured" if by == "effect" else "were screened"
             raise CircuitsError(f"top: {count} members asked for; {len(rows)} {which}")
@@ -80,13 +80,13 @@ class ScreenResult:
 
     def ranking(self, metric: str | None = None, by: str = "best") -> list[str]:
         """Returns the names of all nodes or edges, as `circuit.curve` reads them, the largest first as in `top`."""
-        return self._names(self._ranked(metric, by, "ranking"), "ranking")
+        return self._names(self._rank_rows(metric, by, "ranking"), "ranking")
 
     def plot(self, metric: str | None = None) -> Any:
         """Returns a plotly figure with a panel per metric: exact effect against estimate, and the identity line."""
         return screening_figure(self.frame, chosen_metrics(self.frame, metric))
 
-    def _ranked(self, metric: str | None, by: str, caller: str) -> pd.DataFrame:
+    def _rank_rows(self, metric: str | None, by: str, caller: str) -> pd.DataFrame:
         """Returns one metric's rows with a column `size`, the largest first."""
         if metric is None and len(self.metrics) > 1:
             names = ", ".join(map(repr, self.metrics))
@@ -165,7 +165,7 @@ def parse_options(caller: str, exact: Any, seed: Any, draws: Any, flips: Any, ra
 
 
 def ranked(
-    pair: Pair,
+    pair: PatchExamples,
     unedited: PerExample,
     estimates: Mapping[str, np.ndarray],
     rows: Sequence[Row],
@@ -187,7 +187,11 @@ def ranked(
         metric: _estimate_table(rows, metric, unedited[metric], estimates[metric], options)
         for metric in unedited
     }
-    notes = [note for metric, table in tables.items() if (note := _cancelled(metric, table, options.rank))]
+    notes = [
+        note
+        for metric, table in tables.items()
+        if (note := _note_cancelled_effects(metric, table, options.rank))
+    ]
     chosen = list(dict.fromkeys(at for table in tables.values() for at in table.index[: options.exact]))
     names = [str(rows[at]["variant"]) for at in chosen]
     exact, measured = run_sweep(
@@ -246,7 +250,7 @@ def _estimate_table(
     return table
 
 
-def _cancelled(metric: str, table: pd.DataFrame, rank: str) -> str | None:
+def _note_cancelled_effects(metric: str, table: pd.DataFrame, rank: str) -> str | None:
     """Returns a note where effects of either sign cancel in the means over examples by which rows are ranked."""
     means, whole = float(table["estimate"].abs().sum()), float(table["size"].sum())
     if rank == "size" or means >= _KEPT * whole:
