@@ -9,6 +9,7 @@
 # `modular-addition.py` by `build.py`; figures are interactive in JupyterLab, pictures elsewhere.
 
 # %%
+import plotly.express as px
 import torch
 
 from circuits import SweepResult, ablate, fourier, plots, run, sweep
@@ -65,7 +66,9 @@ answer = fourier.ModularSum(everything.tokens[:, :2], (1, 1), p)
 logits = run(model, everything.tokens)[:, 2]
 fit = answer.cosines(logits)
 print(f"{fit.explained(keys):.0%} of the variance of the logits")
-fit.plot(keys)
+named = {"x": "frequency", "y": "coefficient (logits)"}
+title = "Logits as cosines of a + b − c"
+px.bar(x=range(1, p // 2 + 1), y=fit.coefficients[1:].tolist(), labels=named, title=title)
 
 # %% [markdown]
 # ## Restricted and excluded loss
