@@ -130,6 +130,28 @@ def test_why_there_is_no_drop_counts_values_and_asks_theory():
     assert str(drop_or_reason(steps, [0.1] * len(steps), "up")).startswith("it does not rise, yet")
 
 
+def test_an_accuracy_must_gain_three_tenths_and_a_run_leave_its_plateau():
+    for gain in (0.0, 0.25):
+        rising = logged(lambda t, gain=gain: 0.01 + gain * rise(t, 9000, 400), "every 100", 0.0, "up")
+        assert detect_drop(*rising, "up") is None
+    steps, values = logged(DROPS["first fall, plateau, drop"][0], "every 100", 0.0)
+    assert detect_drop(steps[:60], values[:60], "down") is None
+
+
+@pytest.mark.parametrize("middle", [600, 2000])
+def test_a_slow_tail_after_the_drop_does_not_hide_it(middle):
+    """Where the tail is long, the first guess lies in it, and the repetition leads back to the drop."""
+
+    def curve(t):
+        tail = 0.6 * np.maximum(t / middle, 1) ** -0.5
+        return 0.11 - 0.11 * rise(t, middle, middle / 15) * (1 - tail)
+
+    for schedule in ("log-spaced", "powers of two, then every 50"):
+        drop = detect_drop(*logged(curve, schedule, 0.0), "down")
+        assert 0.75 * middle <= drop.onset < middle
+        assert drop.plateau == pytest.approx(0.11, rel=0.02)
+
+
 def test_a_step_between_two_logged_values():
     values = [0.0] * 20 + [1.0] * 20
     assert detect_drop(range(0, 400, 10), values, "up") == Drop(190, 200, 0.0, 1.0, 200, (190, 200))
