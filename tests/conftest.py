@@ -46,10 +46,7 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 #: Pages that train, or measure shipped models at length, and the longest proofs: by file, how their names begin.
 SLOW = {
     "circuits/circuit/test_evaluation": ("curves_and_their_areas",),
-    "circuits/patch/test_edges": (
-        "edges_are_derivatives_along_paths_by_hand[bi",
-        "integrated_edges_against_passes_by_hand[bi",
-    ),
+    "circuits/patch/test_edges": ("edges_are_derivatives_along_paths_by_hand[bi",),
     "circuits/test_properties": ("nothing_is_left_behind",),
     "interp_tasks/cli/test_every_command": ("json_is_what_the_schema_says",),
     "interp_tasks/cli/test_system": ("a_full_disk_keeps_the_old_files_and_the_table",),
@@ -137,6 +134,11 @@ RELEASE = {
         f"the_records_are_of_the_shipped_runs[{study}" for study in ("nanda-progress", "miiii-mechanism")
     ),
 }
+#: By marker, how the ids of its tests begin.
+NAMED = {
+    marker: tuple(f"tests/{file}.py::test_{name}" for file, names in files.items() for name in names)
+    for marker, files in (("rare", RELEASE), ("slow", SLOW))
+}
 #: Kinds of models that a feature is tried on before a release: beside each stands a commoner kind that is much like it.
 RARE_KINDS = (
     "alibi'",
@@ -197,10 +199,8 @@ def is_of_a_bridge(item: pytest.Item) -> bool:
 
 def tier(item: pytest.Item, bridges_alone: bool) -> str | None:
     """Returns the marker of a test: a feature on rare kinds of models or on bridges is for a release."""
-    for marker, names in (("rare", RELEASE), ("slow", SLOW)):
-        if item.nodeid.startswith(
-            tuple(f"tests/{file}.py::test_{one}" for file in names for one in names[file])
-        ):
+    for marker, prefixes in NAMED.items():
+        if item.nodeid.startswith(prefixes):
             return marker
     here, rare = item.nodeid.startswith(BRIDGES_HERE), is_of_a_rare_kind(item)
     if is_of_a_bridge(item) and not here:
