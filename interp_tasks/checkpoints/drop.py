@@ -80,44 +80,6 @@ class Drop:
         return 0.4 * self.crossing / (self.middle[1] - self.middle[0])
 
 
-class Smoothed:
-    """A curve, seen as a fall, with the medians that tell a lasting change from a spike.
-
-    ``ahead`` are medians of the values from each on, ``behind`` of those before each, ``around`` of those around each:
-    of as many as there are at the ends, NaN where there are none.
-    """
-
-    def __init__(self, curve: Array) -> None:
-        import pandas
-
-        self.curve = curve
-        # So many values make a passage lasting: odd, 3 in a very short log, 5 to 15 by its length.
-        window = 3 if len(curve) < 20 else min(15, max(5, len(curve) // 50 | 1))
-        values = pandas.Series(curve)
-        self.behind: Array = values.rolling(window, min_periods=1).median().shift().to_numpy()
-        self.ahead: Array = values[::-1].rolling(window, min_periods=1).median()[::-1].to_numpy()
-        self.around: Array = values.rolling(window, min_periods=1, center=True).median().to_numpy()
-
-    def lastingly_below(self, level: float) -> NDArray[np.bool_]:
-        """Tells at which indices it is below a level, and the median of what follows too."""
-        return (self.curve < level) & (self.ahead < level)
-
-    def first_crossing(self, level: float) -> int | None:
-        """Returns the first index at which it comes below a level lastingly, having been above it lastingly."""
-        below = self.lastingly_below(level) & (self.behind > level)
-        return int(below.argmax()) if below.any() else None
-
-    def last_before(self, crossing: int, level: float) -> int:
-        """Returns the last index before the crossing at which it is above a level, smoothed."""
-        above = (self.around[:crossing] > level).nonzero()[0]
-        return int(above[-1]) if len(above) else 0
-
-    def first_after(self, crossing: int, level: float) -> int:
-        """Returns the first index from the crossing on at which it is below a level lastingly, or the last."""
-        below = self.lastingly_below(level)[crossing:]
-        return crossing + int(below.argmax()) if below.any() else len(self.curve) - 1
-
-
 def final_level(curve: Sequence[float] | Array) -> float:
     """Returns the median of the last tenth of finite values in order of their steps, of three at least."""
     import numpy as np
@@ -161,8 +123,8 @@ def drop_or_reason(
     sign, moves = (1, "fall") if direction == "down" else (-1, "rise")
     if len(curve) < MIN_VALUES:
         return f"{len(curve)} values are logged, a drop is told from {MIN_VALUES} at least (train.log_every)"
-    smoothed, final = Smoothed(curve), final_level(curve)
-    found = _plateau_and_crossing(at, smoothed, final)
+    (before, ahead, around), final = _medians(curve), final_level(curve)
+    found = _plateau_and_crossing(at, curve, before, ahead, final)
     if isinstance(found, str):
         return f"it does not {moves}{found}, yet; train longer (a larger train.steps)"
     plateau, crossing = found
@@ -189,13 +151,13 @@ def drop_or_reason(
             f"it is half-way from the first values to the last by step {at[crossing]:.0f}, "
             "too early to tell a plateau before (train.log_every)"
         )
-    first = smoothed.last_before(crossing, plateau - 0.3 * change)
-    last = smoothed.first_after(crossing, plateau - 0.7 * change)
+    first, last = _passage(curve, ahead, around, crossing, plateau - 0.3 * change, plateau - 0.7 * change)
     if _speed(at, curve, flat) > STEADY * 0.4 * change / (at[last] - at[first]):
         return f"it {moves}s about as fast before its middle as in it: gradually, off no plateau"
+    onset, end = _passage(curve, ahead, around, crossing, plateau - 0.1 * change, plateau - 0.9 * change)
     return Drop(
-        onset=int(at[smoothed.last_before(crossing, plateau - 0.1 * change)]),
-        end=int(at[smoothed.first_after(crossing, plateau - 0.9 * change)]),
+        onset=int(at[onset]),
+        end=int(at[end]),
         plateau=sign * plateau,
         final=sign * final,
         crossing=int(at[crossing]),
@@ -203,31 +165,62 @@ def drop_or_reason(
     )
 
 
-def _plateau_and_crossing(at: Array, smoothed: Smoothed, final: float) -> tuple[float, int] | str:
+def _medians(curve: Array) -> tuple[Array, Array, Array]:
+    """Returns the medians that tell a lasting change from a spike: of values before each, from each on, around each.
+
+    Of as many values as there are at the ends, NaN where there are none.
+    """
+    import pandas
+
+    # So many values make a passage lasting: odd, 3 in a very short log, 5 to 15 by its length.
+    window = 3 if len(curve) < 20 else min(15, max(5, len(curve) // 50 | 1))
+    values = pandas.Series(curve)
+    before = values.rolling(window, min_periods=1).median().shift()
+    ahead = values[::-1].rolling(window, min_periods=1).median()[::-1]
+    around = values.rolling(window, min_periods=1, center=True).median()
+    return before.to_numpy(), ahead.to_numpy(), around.to_numpy()
+
+
+def _plateau_and_crossing(
+    at: Array, curve: Array, before: Array, ahead: Array, final: float
+) -> tuple[float, int] | str:
     """Returns the plateau of a fall and the index at which its middle is passed, or how it does not fall."""
     import numpy as np
 
-    curve = smoothed.curve
     plateau, crossing = _level_before_best_split(at, curve), -1
     for _ in range(20):
         if not plateau > final:
             return ""
-        previous, found = crossing, smoothed.first_crossing((plateau + final) / 2)
-        if found is None:
+        middle = (plateau + final) / 2
+        passed = (curve < middle) & (ahead < middle) & (before > middle)
+        if not passed.any():
             return " lastingly"
-        crossing = found
+        previous, crossing = crossing, int(passed.argmax())
         if crossing == previous:
             break
         plateau = float(np.median(curve[_plateau_indices(at, crossing)]))
     return plateau, crossing
 
 
+def _passage(
+    curve: Array, ahead: Array, around: Array, crossing: int, start: float, end: float
+) -> tuple[int, int]:
+    """Returns where a fall leaves one level and reaches another: the last index before the crossing at which it is
+    above the first, smoothed (or the first of all), and the first from the crossing on at which it is lastingly below
+    the second (or the last of all).
+    """
+    above = (around[:crossing] > start).nonzero()[0]
+    below = ((curve < end) & (ahead < end))[crossing:].nonzero()[0]
+    return int(above[-1]) if len(above) else 0, crossing + int(below[0]) if len(below) else len(curve) - 1
+
+
 def first_index_lastingly_below(values: Sequence[float] | Array, level: float) -> int | None:
     """Returns the first index at which finite values are below a level lastingly, as a drop's steps are."""
     import numpy as np
 
-    below = Smoothed(np.asarray(values, dtype=np.float64)).lastingly_below(level)
-    return int(below.argmax()) if below.any() else None
+    curve = np.asarray(values, dtype=np.float64)
+    below = ((curve < level) & (_medians(curve)[1] < level)).nonzero()[0]
+    return int(below[0]) if len(below) else None
 
 
 def plateau_steps(steps: Steps, drop: Drop) -> Array:
@@ -263,21 +256,19 @@ def _level_before_best_split(at: Array, curve: Array) -> float:
 
     edges = np.concatenate([at[:1], (at[1:] + at[:-1]) / 2, at[-1:]])
     weights = np.maximum(np.diff(edges), 1e-9)
+    splits = np.unique(np.linspace(1, len(curve) - 1, MAX_SPLITS).astype(int))
     # Sorted once: the weighted median of a part is where the weights of that part alone, in this order, reach half.
     order = np.argsort(curve, kind="stable")
-    in_order = weights[order]
-
-    def median(chosen: NDArray[np.bool_]) -> float:
-        reached = np.cumsum(in_order * chosen)
-        return float(curve[order[np.searchsorted(reached, reached[-1] / 2)]])
-
+    is_first = order < splits[:, None]
+    levels = []
+    for chosen in (is_first, ~is_first):
+        reached = np.cumsum(weights[order] * chosen, axis=1)
+        levels.append(curve[order[(reached >= reached[:, -1:] / 2).argmax(1)]])
     best, level = np.inf, -np.inf
-    for split in np.unique(np.linspace(1, len(curve) - 1, MAX_SPLITS).astype(int)):
-        first = order < split
-        before, after = median(first), median(~first)
+    for split, before, after in zip(splits, *levels, strict=True):
         cost = (
             np.abs(curve[:split] - before) @ weights[:split] + np.abs(curve[split:] - after) @ weights[split:]
         )
         if before > after and cost < best:
-            best, level = cost, before
+            best, level = cost, float(before)
     return level
