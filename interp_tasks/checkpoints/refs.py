@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import Drop, drop_or_reason
 from interp_tasks.checkpoints.run_files import (
-    CHECKPOINTS_FOLDER,
     META_FILE,
     METRICS_FILE,
     RUN_FILE,
@@ -73,8 +72,25 @@ def find_marks(
     given = {mark: int(step) for mark, step in (published or {}).items() if mark in MARKS}
     if set(given) == set(MARKS):
         return given
-    drop, lacking = find_drop(folder, described, name), set(needed) - set(given)
-    return {**marks_around(drop, stored_steps(folder), name, lacking), **given}
+    drop, steps = find_drop(folder, described, name), stored_steps(folder)
+    before = [step for step in steps if step <= drop.onset]
+    after = [step for step in steps if step >= drop.end]
+    lacking = set(needed) - set(given)
+    for side, where, nearest, marks in (
+        (before, "before", f"first is @{steps[0]}", {"pre", "onset"}),
+        (after, "after", f"last is @{steps[-1]}", {"end", "post"}),
+    ):
+        if not side and marks & lacking:
+            raise UserError(
+                f"{name} has no checkpoint {where} its drop (steps {drop.onset} to {drop.end}): the {nearest}"
+            )
+    found = {}
+    if before:
+        plateau = [step for step in before if step > 0] or before
+        found = {"pre": min(plateau, key=lambda step: abs(step - drop.onset / 4)), "onset": before[-1]}
+    if after:
+        found |= {"end": after[0], "post": steps[-1]}
+    return found | given
 
 
 def find_drop(run: Path, described: Mapping[str, Any], name: str) -> Drop:
@@ -120,25 +136,6 @@ def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
         return None
 
 
-def marks_around(drop: Drop, steps: list[int], name: str, needed: Collection[str] = MARKS) -> dict[str, int]:
-    """Returns the marks of a drop among stored steps, of each side that has a checkpoint."""
-    before = [step for step in steps if step <= drop.onset]
-    after = [step for step in steps if step >= drop.end]
-    for side, where, nearest, marks in (
-        (before, "before", f"first is @{steps[0]}", {"pre", "onset"}),
-        (after, "after", f"last is @{steps[-1]}", {"end", "post"}),
-    ):
-        if not side and marks.intersection(needed):
-            raise UserError(
-                f"{name} has no checkpoint {where} its drop (steps {drop.onset} to {drop.end}): the {nearest}"
-            )
-    found = {}
-    if before:
-        plateau = [step for step in before if step > 0] or before
-        found = {"pre": min(plateau, key=lambda step: abs(step - drop.onset / 4)), "onset": before[-1]}
-    return found | ({"end": after[0], "post": steps[-1]} if after else {})
-
-
 ZOO = "zoo:"
 GRAMMAR = "a step, first:last:every, last, all, pre, onset, end or post, several joined by commas"
 WORDS = ("last", "all", *MARKS)
@@ -155,7 +152,7 @@ class ResolvedCheckpoint:
         run_name: the run as one would type it, ``runs/x`` or ``zoo:NAME``; ``None`` likewise.
         path: the checkpoint folder.
         ref: the canonical REF, ``run_name@step``, or the folder.
-        label: what tables call it: the REF as it was written, where one was.
+        label: what tables call it: the REF as it was written where that names one checkpoint, else ``ref``.
     """
 
     run_path: Path | None
@@ -163,10 +160,7 @@ class ResolvedCheckpoint:
     step: int
     path: Path
     ref: str
-    label: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "label", self.label or self.ref)
+    label: str
 
     @cached_property
     def meta(self) -> dict[str, Any]:
@@ -197,13 +191,21 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
     text = str(ref)
     if not text.strip():
         raise UserError(f"an empty checkpoint reference: it is RUN@STEP, STEP being {GRAMMAR}")
-    if isinstance(ref, Path) or Path(text).is_dir():
-        runs, selectors = [text], None
+    run, at, selection = text.rpartition("@")
+    selectors: list[str] = []
+    is_folder = isinstance(ref, Path) or Path(text).is_dir()
+    if is_folder or not at:
+        run = text
     else:
-        runs, selectors = _split(text)
+        selectors = [part.strip() for part in selection.split(",")]
+    for selector in selectors:
+        check_selector(selector, text)
+    if not run:
+        raise UserError(f"{text!r} names no run before the @: it is RUN@STEP")
+    is_glob = glob.has_magic(run) and not is_folder and not Path(run).is_dir()
     resolved: dict[Path, ResolvedCheckpoint] = {}
-    for run in runs:
-        for checkpoint in _in_run(run, selectors, text):
+    for each in _matches(run) if is_glob else [run]:
+        for checkpoint in _in_run(each, selectors, text):
             resolved.setdefault(checkpoint.path, checkpoint)
     return list(resolved.values())
 
@@ -221,27 +223,17 @@ def zoo_names() -> list[str]:
     )
 
 
-def _split(text: str) -> tuple[list[str], list[str] | None]:
-    """Runs (globs expanded), and the selectors after the last ``@`` (``None`` where there is none)."""
-    run, at, selection = text.rpartition("@")
-    run, selectors = (run, [part.strip() for part in selection.split(",")]) if at else (text, None)
-    for selector in selectors or ():
-        check_selector(selector, text)
-    if not run:
-        raise UserError(f"{text!r} names no run before the @: it is RUN@STEP")
-    if not glob.has_magic(run) or Path(run).is_dir():
-        return [run], selectors
-    if run.startswith(ZOO):
-        found = shipped(run)
+def _matches(pattern: str) -> list[str]:
+    """Returns the runs and checkpoint folders that a glob means, in natural order."""
+    if pattern.startswith(ZOO):
+        found = shipped(pattern)
         # Of several, those that ship their log alone have no checkpoint that could be meant.
-        stored = [each for each in found if stored_steps(zoo_folder() / each.removeprefix(ZOO))]
-        return stored or found, selectors
-    matches = [
-        each for each in glob.glob(run, recursive=True) if is_checkpoint(Path(each)) or is_run(Path(each))
-    ]
+        return [each for each in found if stored_steps(zoo_folder() / each.removeprefix(ZOO))] or found
+    paths = {each: Path(each) for each in glob.glob(pattern, recursive=True)}
+    matches = [each for each, path in paths.items() if is_checkpoint(path) or is_run(path)]
     if not matches:
-        raise UserError(f"no run or checkpoint folder matches {run!r}")
-    return sorted(matches, key=natural_key), selectors
+        raise UserError(f"no run or checkpoint folder matches {pattern!r}")
+    return sorted(matches, key=natural_key)
 
 
 def shipped(given: str) -> list[str]:
@@ -269,25 +261,20 @@ def check_selector(selector: str, text: str) -> None:
         raise UserError(f"{text!r}: no step {selector!r}: {hint}after the @ comes {GRAMMAR}")
 
 
-def _in_run(name: str, selectors: list[str] | None, text: str) -> list[ResolvedCheckpoint]:
+def _in_run(name: str, selectors: list[str], text: str) -> list[ResolvedCheckpoint]:
     """Returns the checkpoints of a run, or the one checkpoint of a folder, that the selectors of a REF name."""
     path = find_run(name)
     if not name.startswith(ZOO) and is_checkpoint(path):
-        if selectors is not None:
+        if selectors:
             raise UserError(f"{text!r}: {path} is one checkpoint, not a run: leave out the @")
         return [_from_folder(path)]
     steps = stored_steps(path)
     if not steps:
-        raise _without_steps(name, path, selectors or [])
-    run_name = name if name.startswith(ZOO) else path.as_posix()
-    chosen: list[int] = []
-    for selector in selectors or ["last"]:
-        if selector in MARKS:
-            chosen += _stored([find_marks(path, run_name, [selector])[selector]], run_name, steps)
-        else:
-            chosen += _select(selector, run_name, steps)
+        raise _without_steps(name, path, selectors)
+    run = name if name.startswith(ZOO) else path.as_posix()
+    chosen = [step for selector in selectors or ["last"] for step in _select(selector, path, run, steps)]
     return [
-        ResolvedCheckpoint(path, run_name, step, checkpoint_folder(path, step), f"{run_name}@{step}")
+        ResolvedCheckpoint(path, run, step, checkpoint_folder(path, step), f"{run}@{step}", f"{run}@{step}")
         for step in dict.fromkeys(chosen)
     ]
 
@@ -349,41 +336,40 @@ def closest(given: str, names: Sequence[str], prefix: str = "") -> str:
 def _from_folder(path: Path) -> ResolvedCheckpoint:
     """Returns a checkpoint given by its folder; where that lies in a run, it is named as the run would name it."""
     step = read_meta(path)["step"]
-    run = path.parent.parent
-    in_run = path.parent.name == CHECKPOINTS_FOLDER and path == checkpoint_folder(run, step)
-    if in_run and (run / RUN_FILE).is_file():
-        return ResolvedCheckpoint(run, run.as_posix(), step, path, f"{run.as_posix()}@{step}")
-    return ResolvedCheckpoint(None, None, step, path, path.as_posix())
+    run, ref = path.parent.parent, path.as_posix()
+    if path == checkpoint_folder(run, step) and (run / RUN_FILE).is_file():
+        ref = f"{run.as_posix()}@{step}"
+        return ResolvedCheckpoint(run, run.as_posix(), step, path, ref, ref)
+    return ResolvedCheckpoint(None, None, step, path, ref, ref)
 
 
-def _select(selector: str, run_name: str, steps: list[int]) -> list[int]:
-    """Returns those of a run's ``steps`` that a selector names which is no mark."""
+def _select(selector: str, path: Path, run: str, steps: list[int]) -> Iterable[int]:
+    """Returns those of a run's stored steps that a selector names; all of them must be stored."""
     if selector in ("all", "last"):
         return steps if selector == "all" else steps[-1:]
-    ranged = _RANGE.match(selector)
-    if ranged is None:
-        return _stored([int(selector)], run_name, steps)
-    first, last = int(ranged[1] or 0), int(ranged[2] or steps[-1])
-    if ranged[3] is not None:
-        return _stored(range(first, last + 1, int(ranged[3])), run_name, steps)
-    inside = [step for step in steps if first <= step <= last]
-    if not inside:
-        raise UserError(f"{run_name} stores no step in {selector}: it has {_shown(steps)}")
-    return inside
-
-
-def _stored(wanted: Iterable[int], run_name: str, steps: list[int]) -> list[int]:
-    """Returns the steps that are wanted, all of which must be stored."""
-    found = []
-    for step in wanted:  # of a range without end the first that is missing is refused
-        if step not in steps:
-            near = [each for each in steps if each < step][-1:] + [each for each in steps if each > step][:1]
-            raise UserError(
-                f"{run_name} has no checkpoint at step {step}: the nearest are {' and '.join(map(str, near))} "
-                f"(of {_shown(steps)})"
-            )
-        found.append(step)
-    return found
+    wanted: Iterable[int]
+    if selector in MARKS:
+        wanted = [find_marks(path, run, [selector])[selector]]
+    elif ranged := _RANGE.match(selector):
+        first, last = int(ranged[1] or 0), int(ranged[2] or steps[-1])
+        if ranged[3] is None:
+            wanted = [step for step in steps if first <= step <= last]
+            if not wanted:
+                raise UserError(f"{run} stores no step in {selector}: it has {_shown(steps)}")
+        else:
+            wanted = range(first, last + 1, int(ranged[3]))
+    else:
+        wanted = [int(selector)]
+    # Of a range without end the first that is missing is refused.
+    for missing in (step for step in wanted if step not in steps):
+        near = [step for step in steps if step < missing][-1:] + [step for step in steps if step > missing][
+            :1
+        ]
+        raise UserError(
+            f"{run} has no checkpoint at step {missing}: the nearest are {' and '.join(map(str, near))} "
+            f"(of {_shown(steps)})"
+        )
+    return wanted
 
 
 def _shown(steps: list[int]) -> str:

@@ -102,7 +102,9 @@ def test_selectors(place, selector, steps):
 
 def test_what_is_resolved(place):
     (found,) = resolve("x@100")
-    assert found == refs.ResolvedCheckpoint(Path("x"), "x", 100, Path("x/checkpoints/00000100"), "x@100")
+    assert found == refs.ResolvedCheckpoint(
+        Path("x"), "x", 100, Path("x/checkpoints/00000100"), "x@100", "x@100"
+    )
     assert resolve("x/@100") == resolve("./x@100") == [found]
     assert resolve(found.ref) == [found]
     assert resolve(f"{place}/x@100")[0].ref == f"{place}/x@100"
@@ -110,7 +112,7 @@ def test_what_is_resolved(place):
 
 def test_a_checkpoint_folder(place):
     (lone,) = resolve("lone")
-    assert lone == refs.ResolvedCheckpoint(None, None, 77, Path("lone"), "lone")
+    assert lone == refs.ResolvedCheckpoint(None, None, 77, Path("lone"), "lone", "lone")
     assert resolve(Path("lone")) == [lone]
     assert resolve("x/checkpoints/00000100") == resolve("x@100")
     assert complaint("lone@77") == "'lone@77': lone is one checkpoint, not a run: leave out the @"
