@@ -96,7 +96,7 @@ def check_runs() -> None:
 
 def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> Demo:
     """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."""
-    examples = Examples(samples=samples, seed=seed, progress=progress)
+    examples = Examples.of({"samples": samples, "seed": seed, "progress": progress})
     truth, hidden, made = complete(MATRIX_RUN, examples)
     matrices = {step: matrix_figure(truth, hidden, each) for step, each in made.items()}
     return Demo(
@@ -147,7 +147,7 @@ def complete(run: str, examples: Examples) -> tuple[Array, NDArray[np.bool_], di
     truth = median.targets.double().numpy().reshape(shape)
     hidden = median.extras["hidden"].numpy().reshape(shape)
     made = {
-        subject.checkpoint.step: [
+        subject.stored.step: [
             each[0, :, 0].double().numpy().reshape(shape) for each in passes(subject.model, median.tokens)
         ]
         for subject in subjects(f"{run}@all", examples)
@@ -166,7 +166,7 @@ def add(run: str, examples: Examples) -> dict[int, plotly.graph_objects.Figure]:
             for output, kept in passes(subject.model, first.tokens, cache=["pattern.0"])
         ]
         operands = first.extras["operands"][0].tolist()
-        drawn[subject.checkpoint.step] = attention_figure(operands, int(first.targets[0]), made)
+        drawn[subject.stored.step] = attention_figure(operands, int(first.targets[0]), made)
     return drawn
 
 

@@ -28,8 +28,8 @@ from interp_tasks.checkpoints.run_files import (
     TRAINING_STATE_FILE,
     WEIGHTS_FILE,
     check_digest,
+    check_names_task,
     digest,
-    explain_no_task,
     json_bytes,
     signed,
     to_json,
@@ -270,7 +270,8 @@ class Checkpoint:
             UserError: saying why there is none.
         """
         if self.task is None:
-            raise explain_no_task(self.meta, self.ref)
+            check_names_task(self.meta, self.ref)
+        assert self.task is not None, "its task was registered after it was loaded"
         return self.task
 
 

@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop import Drop, drop_or_reason
@@ -166,6 +167,11 @@ class ResolvedCheckpoint:
     def meta(self) -> dict[str, Any]:
         """Its ``meta.json``, read once."""
         return read_meta(self.path)
+
+    @cached_property
+    def sizes(self) -> Any:
+        """The configuration of its model, with attributes as ``model.cfg`` has them: ``n_layers`` and so on."""
+        return SimpleNamespace(**self.meta["model"])
 
     @cached_property
     def task(self) -> Task | None:

@@ -386,14 +386,18 @@ def stored_points(run: Path) -> list[tuple[int, Path]]:
     return sorted(points)
 
 
-def explain_no_task(meta: Mapping[str, Any], ref: str) -> UserError:
-    """Returns what to say of a checkpoint of which there is no task."""
+def check_names_task(meta: Mapping[str, Any], ref: str) -> None:
+    """Refuses a checkpoint that names no task, or one that is not registered here."""
     import tasks
 
     named = meta["task"]
     if named is None:
-        return UserError(f"{ref} names no task: give --task NAME, --prompts FILE or --tokens FILE.npy")
-    return UserError(
-        f"{ref} is of task {named.get('name')!r}, which is not registered here: "
-        f"import it (--import FILE.py), or give --task NAME; tasks are {', '.join(tasks.list())}"
-    )
+        raise UserError(
+            f"{ref} names no task: say --task NAME, --prompts FILE with texts and answers, or --tokens FILE.npy with "
+            "an int array (batch, pos)"
+        )
+    if named["name"] not in tasks.list():
+        raise UserError(
+            f"{ref} is of task {named['name']!r}, which is not registered here: "
+            f"import it (--import FILE.py), or give --task NAME; tasks are {', '.join(tasks.list())}"
+        )

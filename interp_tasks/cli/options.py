@@ -22,7 +22,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import PROMPT_METRICS, check_choice, check_samples, check_seed, unknown
 from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, target
 from interp_tasks.measurement.run_logs import find_runs
-from interp_tasks.measurement.subjects import Examples, Options, Progress, resolve_refs, task_of
+from interp_tasks.measurement.subjects import Examples, Options, Progress, resolve_refs
 from interp_tasks.settings import check_task_name, import_file, parse_settings, task_config
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Exam
         check_choice("--metric", plain_metric(metric), PROMPT_METRICS)
         return
     own = examples.own_task()
-    wholes = [own] if own is not None else [task_of(each) for each in refs]
+    wholes = [own] if own is not None else [each.task for each in refs if each.task is not None]
     tasks = dict.fromkeys(part for whole in wholes for part in (whole.parts() or {"": whole}).values())
     names = list(dict.fromkeys(name for task in tasks for name in task.metric_names))
     more = {name for task in tasks for name in getattr(task, "property_names", ())}

@@ -120,7 +120,7 @@ def ablation(
     labels, edit = head_labels(heads), HeadEdit.parse(mode, keys, positions, scale)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        return run_sweep(subject, edit.on(subject, chosen_heads(labels, subject.sizes)), edit.name)
+        return run_sweep(subject, edit.on(subject, chosen_heads(labels, subject.stored.sizes)), edit.name)
 
     return measure(
         "ablation",
@@ -173,12 +173,16 @@ def heads(
     found: dict[str, HeadGroups] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        own = {name: named_heads(spec, subject.sizes) for name, spec in named.items()}
-        rows = heads_by_class(subject, least) if by_class else chosen_heads([EACH, EACH_LAYER], subject.sizes)
+        own = {name: named_heads(spec, subject.stored.sizes) for name, spec in named.items()}
+        rows = (
+            heads_by_class(subject, least)
+            if by_class
+            else chosen_heads([EACH, EACH_LAYER], subject.stored.sizes)
+        )
         if taken := own.keys() & rows.keys():
             raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
         found[str(subject.labels["ref"])] = rows
-        every = every_head(subject.sizes)
+        every = every_head(subject.stored.sizes)
         variants: dict[str, Any] = {**edit.on(subject, {**rows, ALL: tuple(every), **own})}
         grouped = {**(rows if by_class else {}), **own}.values()
         sizes = {random_size} if random_size else {len(group) for group in grouped} - {len(every)}
@@ -367,7 +371,7 @@ class Patching:
         for site in self.sites:
             rows: dict[str, Any] = {"": None}
             if has_heads(site):
-                rows = chosen_heads(self.labels, subject.sizes, layer_of(site))
+                rows = chosen_heads(self.labels, subject.stored.sizes, layer_of(site))
                 rows |= classes if layer_of(site) is None else {}
             for label, chosen in rows.items():
                 row = label if label and len(self.sites) == 1 else f"{site} {label}".strip()

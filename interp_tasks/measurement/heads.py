@@ -277,7 +277,9 @@ def record_patterns(subject: LoadedCheckpoint, tokens: Any) -> Any:
     """
     from circuits import patterns
 
-    entries = subject.sizes.n_layers * subject.sizes.n_heads * tokens.shape[1] ** 2 * len(tokens)
+    entries = (
+        subject.stored.sizes.n_layers * subject.stored.sizes.n_heads * tokens.shape[1] ** 2 * len(tokens)
+    )
     return patterns.record(subject.model, tokens) if entries <= RECORDED_ENTRIES else tokens
 
 

@@ -11,7 +11,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from circuits.errors import prefix_error_messages
 from interp_tasks.disk import write_together
 from interp_tasks.measurement.options import unknown
 from interp_tasks.measurement.subjects import (
@@ -19,8 +18,6 @@ from interp_tasks.measurement.subjects import (
     LoadedCheckpoint,
     Options,
     Refs,
-    get_model_sizes,
-    resolve_refs,
     subjects,
 )
 from interp_tasks.pages import (
@@ -481,35 +478,31 @@ def measure(
         check: refuses what cannot be done with a checkpoint's examples; called on all before the first is loaded.
         later: returns by REF rows that take all checkpoints; they stand below the others of that REF.
     """
-    examples = Examples.of(options)
-    found = resolve_refs(refs, examples)
-    if check_sizes is not None:
-        for each in found:
-            with prefix_error_messages(each.label):
-                check_sizes(get_model_sizes(each), each.ref)
-
-    import pandas
-
+    examples, found = Examples.of(options), dict[str, str]()
     frames: dict[str, list[pandas.DataFrame]] = {}
     labels: dict[str, Mapping[str, Any]] = {}
     done: list[dict[str, Any]] = []
     own_metrics: dict[str, None] = {}
-    for subject in subjects(found, examples, check):
+    for subject in subjects(refs, examples, check, check_sizes):
+        found[subject.stored.ref] = subject.stored.label
         if subject.task is not None:
             own_metrics.setdefault(subject.task.drop_metric.name)
         measured = measure_checkpoint(subject)
-        if not isinstance(measured, Measured):
-            measured = Measured(pandas.DataFrame(list(measured)))
+        rows, interventions = (
+            (measured.frame, measured.interventions) if isinstance(measured, Measured) else (measured, {})
+        )
         ref = str(subject.labels["ref"])
         labels[ref] = {"experiment": experiment, "n_runs": 1, **subject.labels}
-        frames.setdefault(ref, []).append(labelled(measured.frame, labels[ref]))
-        same = next((group for group in done if group["interventions"] == measured.interventions), None)
+        frames.setdefault(ref, []).append(labelled(rows, labels[ref]))
+        same = next((group for group in done if group["interventions"] == interventions), None)
         if same is None:
-            done.append(same := {"refs": [], "interventions": measured.interventions})
+            done.append(same := {"refs": [], "interventions": interventions})
         same["refs"].append(ref)
     for ref, rows in (later() if later is not None else {}).items():
         frames[ref].append(labelled(rows, labels[ref]))
-    named = {"refs": [each.label for each in found], "checkpoints": [each.ref for each in found]}
+    import pandas
+
+    named = {"refs": list(found.values()), "checkpoints": list(found)}
     asked = {**named, **config, **examples.describe()}
     recorded = {**asked, "metrics of the tasks": list(own_metrics), "done": done}
     table = tidy(pandas.concat([frame for parts in frames.values() for frame in parts], ignore_index=True))

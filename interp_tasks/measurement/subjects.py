@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from circuits.errors import prefix_error_messages
 from interp_tasks.checkpoints import ResolvedCheckpoint, read_run, resolve
+from interp_tasks.checkpoints.run_files import check_names_task
 from interp_tasks.devices import check_device
 from interp_tasks.disk import check_file
 from interp_tasks.errors import UserError
@@ -20,7 +21,6 @@ from interp_tasks.measurement.options import SPLITS, check_choice, check_samples
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interp_tasks.checkpoints import Checkpoint
     from tasks import Batch, Task
 
 DEFAULT_SAMPLES = 256
@@ -82,7 +82,7 @@ class Examples:
 
     @classmethod
     def of(cls, options: Options) -> Examples:
-        """Returns the examples that an experiment's options ask for."""
+        """Returns the examples that an experiment's options ask for, checked as far as that needs no torch."""
         if unknown := options.keys() - Options.__annotations__.keys():
             known = f"there are {', '.join(Options.__annotations__)}, and its own"
             known = "it is positions= now" if "queries" in unknown else known
@@ -92,20 +92,18 @@ class Examples:
         chosen = [name for name in ("tokens", "prompts", "task", "split") if name in given]
         if len(chosen) > 1 and chosen[0] in ("tokens", "prompts"):
             raise UserError(f"give --{chosen[1]} or --{chosen[0]}, not both")
-        return cls(**given)
-
-    def __post_init__(self) -> None:
-        """Refuses whatever can be refused without importing torch."""
-        check_samples(self.samples)
-        check_seed(self.seed)
-        check_choice("--split", self.split, SPLITS)
-        if self.task is not None and not (isinstance(self.task, str) or hasattr(self.task, "check_model")):
-            raise UserError(f"task is a task or the name of one, not {self.task!r}")
+        asked = cls(**given)
+        check_samples(asked.samples)
+        check_seed(asked.seed)
+        check_choice("--split", asked.split, SPLITS)
+        if not (asked.task is None or isinstance(asked.task, str) or hasattr(asked.task, "check_model")):
+            raise UserError(f"task is a task or the name of one, not {asked.task!r}")
         for name in ("tokens", "prompts"):
-            if isinstance(file := getattr(self, name), (str, Path)):
+            if isinstance(file := given.get(name), (str, Path)):
                 check_file(Path(file), f"--{name}")
-        if self.task_config and not isinstance(self.task, str):
+        if asked.task_config and not isinstance(asked.task, str):
             raise UserError("--set here configures the task that --task NAME names: give --task too")
+        return asked
 
     @property
     def of_task(self) -> bool:
@@ -134,17 +132,8 @@ class Examples:
 
         return get(self.task, **self.task_config)
 
-    def sample(self, task: Task) -> Batch:
-        """Returns the examples of a task, checked."""
-        from tasks.base import checked_sample
-
-        split: Any = self.split
-        return checked_sample(task, self.samples or DEFAULT_SAMPLES, self.seed, split)
-
-    def own_tokens(self) -> Tensor | None:
+    def own_tokens(self) -> Tensor:
         """Returns the first ``samples`` rows of the tokens ``[batch pos]`` that were given."""
-        if self.tokens is None:
-            return None
         import numpy
         import torch
 
@@ -166,37 +155,23 @@ class LoadedCheckpoint:
     Of a mixture there is one for each of the task's ``parts()``, with that part as its task.
 
     Attributes:
-        sizes: the configuration of its model, as ``model.cfg`` has it: ``n_layers``, ``n_heads`` and so on.
         labels: the columns that all its rows share.
-        loaded: the checkpoint; ``None`` until all are checked, before the first is measured.
+        seed: of the examples, which draws everything else as well.
+        model: ``None`` until all that experiments refuse has been refused, at all checkpoints.
     """
 
     stored: ResolvedCheckpoint
-    sizes: Any
     task: Task | None
     batch: Batch | None
     tokens: Any  # [batch pos], or circuits.Prompts
     labels: Mapping[str, Any]
-    loaded: Checkpoint | None = None
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        assert self.loaded is not None
-        return self.loaded
-
-    @property
-    def model(self) -> Any:
-        return self.checkpoint.model
+    seed: int
+    model: Any = None
 
     @property
     def name(self) -> str:
         """The REF of exactly this checkpoint."""
         return self.stored.ref
-
-    @property
-    def seed(self) -> int:
-        """The seed of the examples, which draws everything else as well."""
-        return int(self.labels["seed"])
 
     def shown(self, batch: Batch) -> LoadedCheckpoint:
         """Returns the checkpoint with other examples of its task."""
@@ -239,11 +214,14 @@ def source_batch(subject: LoadedCheckpoint, source: str | None, usual: Sequence[
 Refs = str | Path | Sequence[str] | Sequence[ResolvedCheckpoint]
 
 
-def labelled(refs: Refs) -> list[ResolvedCheckpoint]:
-    """Returns every checkpoint that REFs name, each once; those that are resolved are kept as they are.
+def resolve_refs(refs: Refs, examples: Examples | None = None) -> list[ResolvedCheckpoint]:
+    """Returns every checkpoint that REFs name, each once and unloaded; those that are resolved are kept as they are.
 
     Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
     than the step it stands for, which has a column of its own), else with the REF of exactly this checkpoint.
+
+    Args:
+        examples: which they are to see: where these are of their own tasks, all must name one.
     """
     found: dict[Path, ResolvedCheckpoint] = {}
     for ref in [refs] if isinstance(refs, (str, Path)) else refs:
@@ -252,28 +230,20 @@ def labelled(refs: Refs) -> list[ResolvedCheckpoint]:
             several = [replace(several[0], label=str(ref))]
         for each in several:
             found.setdefault(each.path, each)
-    return list(found.values())
-
-
-def resolve_refs(refs: Refs, examples: Examples) -> list[ResolvedCheckpoint]:
-    """Returns the checkpoints to examine, labelled and unloaded; see :func:`labelled`."""
-    found = labelled(refs)
+    if examples is None:
+        return list(found.values())
     if not found:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")
-    for each in found if examples.task is None and examples.of_task else ():
-        if each.meta["task"] is None:
-            raise UserError(
-                f"{each.label} names no task: say --task NAME, --prompts FILE with texts and answers, or --tokens "
-                "FILE.npy with an int array (batch, pos)"
-            )
-    return found
+    for each in found.values() if examples.task is None and examples.of_task else ():
+        check_names_task(each.meta, each.label)
+    return list(found.values())
 
 
 def resolve_sources(
     source: str | Sequence[str], receivers: Sequence[ResolvedCheckpoint], one: bool = False
 ) -> list[ResolvedCheckpoint]:
     """Returns the checkpoints that ``--source`` names, unloaded; they have the architecture of every receiver."""
-    found = labelled(source)
+    found = resolve_refs(source)
     if one and len(found) > 1:
         raise UserError(
             f"--source {source} names {len(found)} checkpoints, the first {found[0].ref}: name one"
@@ -298,7 +268,10 @@ def source_model(source: ResolvedCheckpoint, device: str) -> Any:
 
 
 def subjects(
-    refs: Refs, examples: Examples, check: Callable[[LoadedCheckpoint], object] | None = None
+    refs: Refs,
+    examples: Examples,
+    check: Callable[[LoadedCheckpoint], object] | None = None,
+    check_sizes: Callable[[Any, str], object] | None = None,
 ) -> Iterator[LoadedCheckpoint]:
     """Loads the checkpoints one after the other, each with its examples.
 
@@ -306,75 +279,70 @@ def subjects(
 
     Args:
         check: refuses what an experiment cannot do with a checkpoint; asked of all before the first is loaded.
+        check_sizes: refuses what a model of these sizes, called so, lacks, before anything slow is imported.
     """
     found = resolve_refs(refs, examples)
-    unloaded = list(with_examples(found, examples))
-    for each in unloaded:
-        if check is not None:
+    if check_sizes is not None:
+        for stored in found:
+            with prefix_error_messages(stored.label):
+                check_sizes(stored.sizes, stored.ref)
+    own_task = examples.own_task()
+    unloaded = list(with_examples(found, examples, own_task))
+    if check is not None:
+        for each in unloaded:
             with prefix_error_messages(each.stored.label):
                 check(each)
     from interp_tasks.checkpoints.checkpoint import load_resolved
 
-    place, own_task = {each.path: at for at, each in enumerate(found)}, examples.own_task()
-    loaded: Checkpoint | None = None
+    place, last, model = {each.path: at for at, each in enumerate(found)}, None, None
     for each in unloaded:
-        if loaded is None or loaded.path != each.stored.path:
+        if each.stored is not last:
             if examples.progress is not None:
                 examples.progress(place[each.stored.path], len(found), each.stored.label)
-            loaded = None
-            loaded = load_resolved(each.stored, examples.device)
+            last, model = each.stored, None
+            model = load_resolved(each.stored, examples.device).model
             if own_task is not None:
-                own_task.check_model(loaded.model)
-        yield replace(each, loaded=loaded)
+                own_task.check_model(model)
+        yield replace(each, model=model)
 
 
-def with_examples(found: Sequence[ResolvedCheckpoint], examples: Examples) -> Iterator[LoadedCheckpoint]:
+def with_examples(
+    found: Sequence[ResolvedCheckpoint], examples: Examples, own_task: Task | None
+) -> Iterator[LoadedCheckpoint]:
     """Yields every checkpoint with its task and examples, none of them loaded; a mixture for each of its parts."""
+    from tasks.base import Split, Task, checked_sample
+
     check_device(examples.device)
-    own_tokens, own_task = examples.own_tokens(), examples.own_task()
+    own_tokens = None if examples.tokens is None else examples.own_tokens()
+    split: Split = examples.split  # type: ignore[assignment]  # one of them, checked
     batches: dict[Task, Batch] = {}
     prompted: dict[Path, Task] = {}
     for each in found:
-        sizes = get_model_sizes(each)
-        labels = {
-            "run": each.run_name,
-            "ref": each.label,
-            "step": each.step,
-            "seed": examples.seed,
-            "split": None,
-        }
+        labels = {"run": each.run_name, "ref": each.label, "step": each.step, "seed": examples.seed}
+        labels["split"] = examples.split if examples.of_task else None
         if own_tokens is not None:
-            check_tokens_fit(own_tokens, sizes, each.ref)
-            yield LoadedCheckpoint(each, sizes, None, None, own_tokens, labels)
-        elif examples.prompts is not None:
+            check_tokens_fit(own_tokens, each.sizes, each.ref)
+            yield LoadedCheckpoint(each, None, None, own_tokens, labels, examples.seed)
+            continue
+        if examples.prompts is not None:
             from interp_tasks.measurement.prompts_task import prompts_task
 
             run = each.run_path or each.path
             task = prompted[run] = prompted.get(run) or prompts_task(examples.prompts, each)
             batch = task.sample(examples.samples, examples.seed)
-            yield LoadedCheckpoint(each, sizes, task, batch, batch.tokens, labels)
-        else:
-            for part, task in list_mixture_parts(own_task or task_of(each), sizes).items():
-                if task not in batches:
-                    batches[task] = examples.sample(task).to(examples.device)
-                shared = {**labels, "ref": f"{each.label} ({part})" if part else each.label}
-                shared["split"] = examples.split
-                yield LoadedCheckpoint(each, sizes, task, batches[task], batches[task].tokens, shared)
-
-
-def list_mixture_parts(task: Task, sizes: Any) -> Mapping[str, Task]:
-    """Returns the parts of a mixture by name, or the task as one without a name; it fits a model of these sizes."""
-    from tasks import Task
-
-    # What a task of the user's own asks of a model shows when there is one.
-    if type(task).check_model is Task.check_model:
-        task.check_model(SimpleNamespace(cfg=sizes))
-    return task.parts() or {"": task}
-
-
-def get_model_sizes(stored: ResolvedCheckpoint) -> Any:
-    """Returns the configuration of a stored model, with attributes as ``model.cfg`` has them."""
-    return SimpleNamespace(**stored.meta["model"])
+            yield LoadedCheckpoint(each, task, batch, batch.tokens, labels, examples.seed)
+            continue
+        whole = own_task or each.task
+        assert whole is not None
+        # What a task of the user's own asks of a model shows when there is one.
+        if type(whole).check_model is Task.check_model:
+            whole.check_model(SimpleNamespace(cfg=each.sizes))
+        for part, task in (whole.parts() or {"": whole}).items():
+            if task not in batches:
+                drawn = checked_sample(task, examples.samples or DEFAULT_SAMPLES, examples.seed, split)
+                batches[task] = drawn.to(examples.device)
+            shared = {**labels, "ref": f"{each.label} ({part})" if part else each.label}
+            yield LoadedCheckpoint(each, task, batches[task], batches[task].tokens, shared, examples.seed)
 
 
 def trained_on(stored: ResolvedCheckpoint, task: Task | None) -> bool:
@@ -387,15 +355,6 @@ def trained_on(stored: ResolvedCheckpoint, task: Task | None) -> bool:
         return False
     imported = {} if run is None else read_run(run).get("imported", {})
     return not imported or bool(imported["own_split"])
-
-
-def task_of(stored: ResolvedCheckpoint) -> Task:
-    """Returns the task that a checkpoint names."""
-    from interp_tasks.checkpoints.run_files import explain_no_task
-
-    if stored.task is None:
-        raise explain_no_task(stored.meta, stored.ref)
-    return stored.task
 
 
 def read_npy(source: str, option: str) -> Any:

@@ -78,7 +78,7 @@ def initialisation(subject: LoadedCheckpoint) -> dict[str, Any]:
     """Returns the settings that a model's weights do not show, from the run of this task that the checkpoint is in."""
     from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 
-    run = subject.checkpoint.path.parent.parent
-    stored = read_run(run).get("config", {}) if (run / RUN_FILE).is_file() else {}
+    run = subject.stored.run_path
+    stored = read_run(run).get("config", {}) if run is not None and (run / RUN_FILE).is_file() else {}
     is_own = stored.get("task", {}).get("name") == getattr(subject.task, "name", None)
     return dict(stored.get("model", {})) if is_own else {}

@@ -20,7 +20,13 @@ from interp_tasks.measurement.activations import split_into_passes
 from interp_tasks.measurement.intervals import LEVEL, paired, resamples, without_intervals
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, tidy
-from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, check_has_task
+from interp_tasks.measurement.subjects import (
+    DEFAULT_SAMPLES,
+    Examples,
+    LoadedCheckpoint,
+    Options,
+    check_has_task,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -299,7 +305,10 @@ class Drawn:
 @lru_cache(maxsize=64)
 def batch_of(drawn: Drawn, task: Task) -> Batch:
     """Returns the examples of a task, the same ones each time."""
-    return Examples(drawn.samples, drawn.seed, drawn.split).sample(task)
+    from tasks.base import checked_sample
+
+    split: Any = drawn.split
+    return checked_sample(task, drawn.samples or DEFAULT_SAMPLES, drawn.seed, split)
 
 
 @lru_cache(maxsize=64)

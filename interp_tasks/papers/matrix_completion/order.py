@@ -77,7 +77,7 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
             ends[run] = Tables.of(load_resolved(last, options.get("device", "cpu")).model)
         rows = []
         for name, (kind, values) in quantities(subject, ends[run]).items():
-            own.setdefault(name, {})[subject.checkpoint.step] = values
+            own.setdefault(name, {})[subject.stored.step] = values
             row = {"variant": name, "intervention": kind, "metric": VALUE, "engine": "naive"}
             rows.append({**row, **numbers(values[0], interval(values[1:]))})
         if subject.stored.path == last.path:

@@ -129,7 +129,7 @@ def neurons(
             shared |= {"intervention": f"{site}.{features.layer}", "n": features.grid.cells}
             rows += [{**shared, **row} for row in rows_of(features, wanted)]
             images.setdefault(ref, {}).update(make_images(features, wanted))
-            if site != "pattern" and subject.checkpoint.run is not None:
+            if site != "pattern" and subject.stored.run_name is not None:
                 strengths = amplitudes(features.grid.arrange(features.values))
                 moment = Moment(ref, subject.stored.step, shared, strengths, features.active_each)
                 history.setdefault((get_run_name(subject), features.layer), []).append(moment)

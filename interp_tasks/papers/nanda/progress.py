@@ -126,9 +126,9 @@ class FollowedRun:
             rows += losses.gini_rows(on_grid, self.keys)
         if "weights" in kinds:
             rows += losses.weight_rows(on_grid)
-        self.follow(rows, subject.checkpoint.step)
+        self.follow(rows, subject.stored.step)
         yield from rows
-        if subject.checkpoint.path != self.last.path:
+        if subject.stored.path != self.last.path:
             return
         for name, answer in answers.items():
             logits, keys = on_grid.logits[:, answer.classes], self.keys[name]
