@@ -58,9 +58,10 @@ def draw(figures: list[Any], picture: Path) -> None:
         page.goto(written.as_uri(), wait_until="domcontentloaded")
         page.wait_for_selector(".main-svg")
         page.add_style_tag(content=".modebar, h1 { display: none !important; }")
-        box = page.locator("main").bounding_box()
+        box, last = page.locator("main").bounding_box(), page.locator(".plot").last.bounding_box()
         assert box, "nothing to see"
-        clip = {"x": 0, "y": box["y"], "width": WIDTH, "height": box["height"]}
+        assert last, "nothing to see"
+        clip = {"x": 0, "y": box["y"], "width": WIDTH, "height": last["y"] + last["height"] - box["y"]}
         page.screenshot(path=picture, clip=clip, full_page=True)
         browser.close()
     print(picture, picture.stat().st_size, "bytes")
