@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from circuits.interventions.base import ActivationEdit, Intervention, ModelRun, Step, WeightEdit
 from circuits.interventions.forward_pass import CleanPassResults, ForwardPass, replacement_for
-from circuits.model.contexts import interruptible
 from circuits.model.edit_state import State, get_edit_state, modules_of
 from circuits.model.generation import DecodeStep
 from circuits.model.hooked_model import HookedModel
@@ -167,10 +166,11 @@ def clean_pass(surface: HookedModel, prompts: Prompts, starts: set[int]) -> Clea
         arguments.update({name: one for name, one in kwargs.items() if isinstance(one, Tensor)})
 
     layers = {0, *starts} - {_EMBEDDING} if starts else set()
-    blocks = ((layer, surface.block_module(layer)) for layer in layers)
-    with hooks_on(
-        block.register_forward_pre_hook(partial(enter, layer), with_kwargs=True) for layer, block in blocks
-    ):
+    handles = (
+        surface.block_module(layer).register_forward_pre_hook(partial(enter, layer), with_kwargs=True)
+        for layer in layers
+    )
+    with hooks_on(surface.model, handles):
         output = surface.call(prompts)
     return CleanPass(prompts, output, streams, arguments)
 
@@ -211,11 +211,11 @@ def run_stacked(
             unembed: Any = model.get_submodule("unembed")
             yield unembed.register_forward_pre_hook(lambda module, args: (args[0][:, columns],))
 
-    with hooks_on(hooks()):
+    with hooks_on(model, hooks()):
         stream: Tensor | None = None
         if embedded:
             tokens, given = surface.inputs(clean.prompts.repeated(embedded))
-            stream = interruptible(model, tokens, stop_at_layer=0, **given)
+            stream = model(tokens, stop_at_layer=0, **given)
         for start, stop in pairwise([*sorted({max(0, start) for start in starts}), None]):
             assert start is not None
             if joining := starts.count(start):
@@ -225,7 +225,7 @@ def run_stacked(
             arguments = {
                 name: _repeated(one, len(stream) // size) for name, one in clean.block_arguments.items()
             }
-            stream = interruptible(model, stream, start_at_layer=start, stop_at_layer=stop, **arguments)
+            stream = model(stream, start_at_layer=start, stop_at_layer=stop, **arguments)
     assert stream is not None
     return stream
 

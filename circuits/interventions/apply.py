@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,6 @@ from circuits.interventions.edge_hooks import patched_edges
 from circuits.interventions.forward_pass import CleanPassResults, ForwardPass, writer
 from circuits.interventions.paths import check_edges
 from circuits.model.activation_recording import hold_eval_mode, kept_last, recording
-from circuits.model.contexts import model_block
 from circuits.model.edit_state import editing, get_edit_state, hold_model_exclusively, replaced
 from circuits.model.generation import watch_generations
 from circuits.model.hooked_model import HookedModel
@@ -59,7 +58,7 @@ def planned(interventions: Iterable[Any], surface: HookedModel) -> Plan:
     return tuple(plan)
 
 
-@model_block
+@contextmanager
 def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[Any]:
     """Runs the model with some edits inside a block.
 
@@ -73,8 +72,7 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[Any]:
     block, in eval mode and without gradients. Modes and gradients of the block itself are left alone. On any exit only
     what was added here is removed, and weights are what they were, bit for bit.
 
-    The block has the model for its thread and task of asyncio alone: in another a call of it, or of a model that shares
-    modules or parameters with it, is an error until the block ends.
+    The block has the model for its thread alone: in another a call of it is an error until the block ends.
 
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.
@@ -97,7 +95,7 @@ def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
             yield from write.replacement.references(write).values()
 
 
-@model_block
+@contextmanager
 def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) -> Iterator[None]:
     """Puts a plan onto the model inside the block. Its clean passes must have been fetched."""
     writes = [step for step in plan if isinstance(step, ActivationEdit)]

@@ -13,6 +13,7 @@ differences of all senders before it whose edges into a receiver are patched pas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -25,7 +26,6 @@ from circuits.interventions.base import ActivationEdit, EdgePatch
 from circuits.interventions.forward_pass import ForwardPass, replacement_for
 from circuits.interventions.paths import BY_HEAD, order_of, receivers_of, receiving_heads
 from circuits.interventions.replacements import FromTensors, Zero
-from circuits.model.contexts import model_block
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, Handles
 from circuits.model.projections import OUTPUTS, Projections, check_made
@@ -65,7 +65,7 @@ class EdgeRun:
     positions: Tensor | None = None
     busy: bool = False
 
-    @model_block
+    @contextmanager
     def aside(self) -> Iterator[None]:
         """Lets modules be called inside the block for another stream than the run's."""
         busy, self.busy = self.busy, True
@@ -489,7 +489,7 @@ def _rows(indices: Sequence[int]) -> slice | list[int]:
 _open: WeakKeyDictionary[nn.Module, EdgeHooks] = WeakKeyDictionary()
 
 
-@model_block
+@contextmanager
 def patched_edges(surface: HookedModel, call: ForwardPass) -> Iterator[None]:
     """Patches the edges of these runs inside the block, behind every edit, so that they see what the edits leave; those
     of a block around it go behind its edits too.

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from circuits.model.contexts import model_block
-from circuits.model.edit_state import get_edit_state, hold_model_exclusively, modules_of
+from circuits.model.edit_state import get_edit_state, hold_model_exclusively, modules_of, undone
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 
 
-@model_block
+@contextmanager
 def hold_eval_mode(model: nn.Module) -> Iterator[None]:
     """Puts every module in eval mode, and each back into the mode it had on exit, mixed modes included; that of
     gradients too, which Ctrl-C may leave off in `no_grad`.
@@ -26,20 +25,22 @@ def hold_eval_mode(model: nn.Module) -> Iterator[None]:
     with hold_model_exclusively(model):
         before = [(module, module.training) for module in modules_of(model)]
         gradients = torch.is_grad_enabled()
-        try:
-            # Set only where it changes, as setting an attribute of a module is slow.
-            for module, training in before:
-                if training:
-                    module.training = False
-            yield
-        finally:
+
+        def restore() -> None:
             for module, training in before:
                 if module.training != training:
                     module.training = training
             torch.set_grad_enabled(gradients)
 
+        with undone(model, restore):
+            # Set only where it changes, as setting an attribute of a module is slow.
+            for module, training in before:
+                if training:
+                    module.training = False
+            yield
 
-@model_block
+
+@contextmanager
 def listen_at_hooks(surface: HookedModel, functions: Iterable[tuple[str, Function]]) -> Iterator[None]:
     """Calls each function with the activation at its hook, in the order given, as `HookedModel.on_forward` does."""
     depth = 0
@@ -62,7 +63,7 @@ def listen_at_hooks(surface: HookedModel, functions: Iterable[tuple[str, Functio
         yield
 
 
-@model_block
+@contextmanager
 def recording(surface: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """Yields a dict of the activations at `hooks` in the latest run inside the block; a hook that did not fire is
     missing.
@@ -78,7 +79,7 @@ def recording(surface: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, 
         yield seen
 
 
-@model_block
+@contextmanager
 def kept_last(surface: HookedModel, functions: Sequence[tuple[str, Function]]) -> Iterator[None]:
     """Calls each function with the activation at its hook as all hooks there leave it, those of inner blocks too.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.contexts import model_block
 from circuits.model.edit_state import modules_of
 from circuits.model.hooks import Function, Handle, Handles, before_module, bound, on_hook_point, passed
 from circuits.model.prompts import Prompts
@@ -214,7 +213,7 @@ class HuggingFaceBridge(Bridge):
     def _flat(self, hook: str, x: Tensor) -> Tensor:
         return super()._flat(hook, x) if self._find_flat_layer(hook) is None else x.flatten(0, 1)
 
-    @model_block
+    @contextmanager
     def without_empty_queries(self) -> Iterator[None]:
         """Lets queries that see no key, which are padding, see all of them, where they would make the run NaN.
 

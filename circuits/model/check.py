@@ -124,7 +124,7 @@ def _measure_write_difference(
         return float("nan"), "a write by plain torch hooks has no effect"
     if not _same(_visible(read), _visible(seen[0]), tolerance):
         return float("nan"), "it holds something else than the module computes"
-    with hooks_on(surface.on_forward(hook, write) for hook in [Site(*place).hook()]):
+    with hooks_on(surface.model, [surface.on_forward(Site(*place).hook(), write)]):
         found = _logits(surface.model(tokens))
     difference = float((found - expected).abs().max()) / effect
     same = difference <= tolerance
@@ -233,7 +233,7 @@ def _plain_hooks(
     else:
         attention = _find_site_module(surface, block, "attn_out", layer)
         handles = [_hooked(block, True, streams.append), _hooked(*attention, change)]
-    with hooks_on(handles):
+    with hooks_on(surface.model, handles):
         yield
 
 

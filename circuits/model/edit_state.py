@@ -1,10 +1,12 @@
-"""What open blocks share of one model: whether a clean pass is under way, which rows run, the original weights, the
-hooks that are on it.
+"""What open blocks share of one model: the thread that has it, whether a clean pass is under way, which rows run, the
+original weights, the hooks that are on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.contexts import holding_alone, in_use, model_block
 
 
 @dataclass
@@ -23,10 +24,13 @@ class State:
     Nested blocks share it, so that a clean pass silences all of them.
     """
 
+    # The thread that has the model, and the number of its blocks.
+    owner: threading.Thread = field(default_factory=threading.current_thread)
+    holders: int = 0
     suspended: bool = False
     rows: slice | Tensor | None = None
     total: int | None = None
-    # Number of open blocks that edit the model.
+    # Number of these blocks that edit the model.
     blocks: int = 0
     # Parameters that some block has replaced, with their values outside all blocks.
     originals: dict[nn.Parameter, Tensor] = field(default_factory=dict)
@@ -39,6 +43,8 @@ class State:
     # Hooks and functions that get activations after all edits (`record.kept_last`), and their handles.
     last: list[tuple[str, Any]] = field(default_factory=list)
     last_handles: list[Any] = field(default_factory=list)
+    # What takes off what is on the model, by its owner; an interrupted block may leave some.
+    undo: dict[object, Callable[[], None]] = field(default_factory=dict)
     # True when no block is open any more: the hooks of this state do nothing.
     ended: bool = False
 
@@ -101,37 +107,66 @@ def _refuse_written(model: nn.Module, others: set[nn.Parameter], what: str) -> N
 
 
 _states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
+# Of two threads that come at once the later one is refused.
+_holding = threading.Lock()
 
 
 def get_edit_state(model: nn.Module) -> State:
     return _states.setdefault(model, State())
 
 
-@model_block
+def in_use(model: nn.Module) -> bool:
+    """Tells whether a block holds the model."""
+    return model in _states and _states[model].holders > 0
+
+
+def check_thread(owner: threading.Thread) -> None:
+    """Refuses the thread that runs now where it is not the owner of the model."""
+    if owner is not threading.current_thread():
+        raise CircuitsError(
+            f"the model is in use by thread {owner.name!r}, and thread {threading.current_thread().name!r} runs it; "
+            "leave the block there first, or take a copy"
+        )
+
+
+@contextmanager
 def hold_model_exclusively(model: nn.Module) -> Iterator[None]:
-    """Holds a model for this thread and task alone; see `holding_alone`.
+    """Holds a model for this thread alone.
 
-    When no block of ours is open any more, what an interrupted one has left on the model is taken off: the weights are
-    the original ones, and our hooks do nothing.
+    When no block of ours is open any more, what an interrupted one has left on the model is taken off: hooks, modes and
+    weights are those of before.
     """
-    if not in_use(model):
-        _end_state(model)
+    with _holding:
+        state = get_edit_state(model)
+        if state.holders:
+            check_thread(state.owner)
+        state.owner = threading.current_thread()
+        state.holders += 1
     try:
-        with holding_alone(model):
-            yield
+        yield
     finally:
-        if not in_use(model):
-            _end_state(model)
+        state.holders -= 1
+        if not state.holders:
+            _states.pop(model, None)
+            state.ended = True
+            for undo in reversed([*state.undo.values()]):
+                undo()
+            state.write_parameters(state.originals)
 
 
-def _end_state(model: nn.Module) -> None:
-    state = _states.pop(model, None)
-    if state is not None:
-        state.ended = True
-        state.write_parameters(state.originals)
+@contextmanager
+def undone(model: nn.Module, undo: Callable[[], None]) -> Iterator[None]:
+    """Calls `undo` when the block ends, at the latest when no block has the model any more; perhaps twice."""
+    kept, key = get_edit_state(model).undo, object()
+    kept[key] = undo
+    try:
+        yield
+    finally:
+        undo()
+        kept.pop(key, None)
 
 
-@model_block
+@contextmanager
 def suspended(model: nn.Module) -> Iterator[None]:
     """Silences our hooks and restores the original weights inside the block; the user's own hooks stay active."""
     with hold_model_exclusively(model):
@@ -150,7 +185,7 @@ def suspended(model: nn.Module) -> Iterator[None]:
             state.write_parameters(before)
 
 
-@model_block
+@contextmanager
 def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
     """Refuses, at a normal exit, that a user's function has written to the parameters or changed the hooks of a model.
 
@@ -210,7 +245,7 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     return list(dict.fromkeys(parameter for parameter in held if parameter is not None))
 
 
-@model_block
+@contextmanager
 def editing(model: nn.Module) -> Iterator[None]:
     """Marks a block that edits the model as open."""
     state = get_edit_state(model)
@@ -222,12 +257,12 @@ def editing(model: nn.Module) -> Iterator[None]:
 
 
 def inside_block(model: nn.Module) -> bool:
-    """Tells whether a block edits the model; one of another thread or task is an error."""
+    """Tells whether a block edits the model; one of another thread is an error."""
     with hold_model_exclusively(model):
         return get_edit_state(model).blocks > 0
 
 
-@model_block
+@contextmanager
 def mark_running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Iterator[None]:
     """Tells hooks that the forward inside runs `rows` of a batch of `total` examples; per-example tensors are cut to
     match.
@@ -241,7 +276,7 @@ def mark_running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Ite
         state.rows, state.total = before
 
 
-@model_block
+@contextmanager
 def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
     """Gives parameters other values inside the block, except in clean passes; a later value for one overrides an
     earlier.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.contexts import model_block
 from circuits.model.hooks import Handle, Handles, Wrapped
 from circuits.model.prompts import own_positions
 from circuits.tensors import Positions, Snapshot, Span, select_positions
@@ -204,7 +204,7 @@ def under_way(model: nn.Module) -> object:
     return generations[0] if generations else None
 
 
-@model_block
+@contextmanager
 def _announced(model: nn.Module, generation: object) -> Iterator[None]:
     under = _under_way.setdefault(model, [])
     under.append(generation)

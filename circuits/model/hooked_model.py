@@ -17,12 +17,10 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.bridge import BRIDGE, Bridge, HuggingFaceBridge, make_bridge
-from circuits.model.contexts import interruptible
 from circuits.model.edit_state import get_edit_state
 from circuits.model.hooks import (
     Function,
     Handle,
-    Handles,
     Revocable,
     Wrapped,
     before_module,
@@ -297,10 +295,10 @@ class HookedModel:
         tokens, arguments = self.inputs(prompts)
         bridge = self.huggingface
         if bridge is None:
-            return interruptible(self.model, tokens, **arguments)
+            return self.model(tokens, **arguments)
         bridge.forget_lengths()
         with nullcontext() if prompts.mask is None else bridge.without_empty_queries():
-            return interruptible(self.model, tokens, **arguments)
+            return self.model(tokens, **arguments)
 
     def _takes_positions(self) -> bool:
         """Tells whether a wrapped model takes positions, and does not derive them from the mask itself."""
@@ -317,20 +315,20 @@ class HookedModel:
         before left. `remove()` of the handle removes all traces of the function.
         """
         revocable, bridge = Revocable(function, self.model), self._bridge_at(hook)
-        put = (
+        return revocable.holding(
             on_hook_point(self.hooks[hook], revocable)
             if bridge is None
             else bridge.on_forward(hook, revocable)
         )
-        return Handles(revocable, put)
 
     def before(self, hook: str, function: Function) -> Handle:
         """Calls `function` with the input of the hook point, before any other hook there; its return value, unless
         None, replaces the input.
         """
         revocable, bridge = Revocable(function, self.model), self._bridge_at(hook)
-        put = before_module(self.hooks[hook], revocable) if bridge is None else bridge.before(hook, revocable)
-        return Handles(revocable, put)
+        return revocable.holding(
+            before_module(self.hooks[hook], revocable) if bridge is None else bridge.before(hook, revocable)
+        )
 
     def through(self, hook: str, activation: Tensor) -> Tensor:
         """Returns an activation after all hooks at a hook point; the same object where nothing changes it.
@@ -350,8 +348,8 @@ class HookedModel:
         revocable = Revocable(function, self.model)
         if self._bridge is not None and not self.parallel:
             # The hook point of ln2 feeds only the MLP; the function runs after all hooks that are there now.
-            return Handles(
-                revocable, on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], revocable)
+            return revocable.holding(
+                on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], revocable)
             )
         block: Any = self.block(layer)
         if not self.bridged and self._setting("use_hook_mlp_in"):
@@ -366,7 +364,7 @@ class HookedModel:
                     f"blocks.{layer}: ln1 and ln2 are one module, so what the MLP reads cannot be told from what "
                     "attention reads; give each its own, with the same parameters"
                 )
-        return Handles(revocable, before_module(reader, revocable))
+        return revocable.holding(before_module(reader, revocable))
 
     @property
     def settings(self) -> dict[str, str]:
@@ -394,7 +392,7 @@ class HookedModel:
         started = Revocable(begin, self.model)
         over = Revocable(end, self.model, ignores_others=True)
         if self._bridge is not None:
-            return Handles(started, over, self._bridge.on_run(started, over))
+            return started.holding(over, self._bridge.on_run(started, over))
         # A user's subclass may take *args and hand them on, so the signature is that of the supported class.
         family: Any = next(base for base in type(self.model).__mro__ if base.__name__ == self.family)
         forward = family.forward
@@ -407,7 +405,7 @@ class HookedModel:
                 over()
 
         # Not hooks of the model: `generate` and `run_with_hooks` pass these by.
-        return Handles(started, over, Wrapped(self.model, "forward", around))
+        return started.holding(over, Wrapped(self.model, "forward", around))
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Returns the inputs [batch pos ...] of a call of the model, of texts the tokens that it makes; None where they

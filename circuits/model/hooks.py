@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from circuits.model.contexts import User, in_use, model_block
-from circuits.model.edit_state import State, get_edit_state
+from circuits.model.edit_state import State, check_thread, get_edit_state, in_use, undone
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]
@@ -34,20 +34,20 @@ class Handles:
             handle.remove()
 
 
-@model_block
-def hooks_on(handles: Iterable[Handle]) -> Iterator[None]:
+@contextmanager
+def hooks_on(model: nn.Module, handles: Iterable[Handle]) -> Iterator[None]:
     """Keeps hooks on a model inside the block; `handles` puts each on when it is asked for the next."""
     with ExitStack() as stack:
         for handle in handles:
-            stack.callback(handle.remove)
+            stack.enter_context(undone(model, handle.remove))
         yield
 
 
 class Revocable:
     """A function that can be switched off: after `remove`, or after the blocks in which it was made, it does nothing.
 
-    In any thread or task but the one that made it a call is an error, or (`ignores_others`) does nothing: at the end of
-    a run, which was refused at its start.
+    In any thread but the one that made it a call is an error, or (`ignores_others`) does nothing: at the end of a run,
+    which was refused at its start.
 
     A copy of a model made while our hooks are on it has them too, and nobody can remove them there.
     """
@@ -57,19 +57,31 @@ class Revocable:
         self._function: Callable[..., Any] | None = function
         # A hook outside of blocks ends with nothing.
         self._state = get_edit_state(model) if in_use(model) else State()
-        self._owner = User()
+        self._owner = threading.current_thread()
+        self._handles: tuple[Handle, ...] = ()
+        self._state.undo[self] = self.remove
 
     def __call__(self, *given: Any) -> Any:
-        if self._function is None or self._state.ended or (self._ignores_others and not self._owner.here()):
+        if self._function is None or self._state.ended:
             return None
-        self._owner.check_owner()
+        if self._ignores_others and self._owner is not threading.current_thread():
+            return None
+        check_thread(self._owner)
         return self._function(*given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Revocable:
         return self
 
+    def holding(self, *handles: Handle) -> Revocable:
+        """Returns itself, as the handle of several that are removed with it."""
+        self._handles = handles
+        return self
+
     def remove(self) -> None:
         self._function = None
+        for handle in self._handles:
+            handle.remove()
+        self._state.undo.pop(self, None)
 
 
 class Wrapped:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.model.activation_recording import kept_last
-from circuits.model.contexts import model_block
 from circuits.model.edit_state import get_edit_state, hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import ERROR, FEATURES, KINDS, Site, part_of
@@ -75,7 +75,7 @@ class SAEInsertion(nn.Module):
         return sum(changes, x) if changes else None
 
 
-@model_block
+@contextmanager
 def splice(model: nn.Module, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
     """Puts sparse autoencoders (SAEs) in line inside a block; their features are sites of the model there.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,6 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import Replacement
 from circuits.interventions.replacements import FromTokens, Mean, Zero, align_mean
 from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks
-from circuits.model.contexts import model_block
 from circuits.model.edit_state import assert_weights_unchanged, suspended
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
@@ -236,7 +236,7 @@ class PatchExamples(Examples):
         return by_metric
 
 
-@model_block
+@contextmanager
 def ready_for_gradients(surface: HookedModel) -> Iterator[None]:
     """Suspends the edits of all blocks, sets eval mode and leaves inference mode, so that gradients work."""
     with torch.inference_mode(False), suspended(surface.model), hold_eval_mode(surface.model):

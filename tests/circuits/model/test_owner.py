@@ -1,16 +1,22 @@
-"""One thread and task of asyncio has a model while a block is open on it; others are refused in one line."""
+"""One thread has a model while a block is open on it, others are refused in one line; and a block that is left in any way
+leaves nothing on the model.
+"""
 
-import asyncio
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import torch
 
 from circuits import CircuitsError, ablate, intervene, lens, run, sweep, transplant
-from circuits.model import contexts
+from circuits.model import edit_state
+from circuits.model.edit_state import State
+from circuits.model.hooks import Revocable
 
-REFUSED = r"^the model is in use by .*, and .* runs it; leave the block there first, or take a copy$"
+REFUSED = (
+    "^the model is in use by thread .*, and thread .* runs it; leave the block there first, or take a copy$"
+)
 
 
 def in_thread(function):
@@ -29,64 +35,14 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_call_in_another_thread_or_task_while_a_block_is_open(make_model, family, tokens, call):
+def test_a_call_in_another_thread_while_a_block_is_open(make_model, family, tokens, call):
     model = make_model(0, family)
     edited = run(model, tokens, ablate.uniform("0.1"))
-
-    async def another():
-        call(model, tokens)
-
-    async def block():
-        with intervene(model, ablate.uniform("0.1")):
-            with pytest.raises(CircuitsError, match=REFUSED):
-                await asyncio.create_task(another())
-            with pytest.raises(CircuitsError, match=REFUSED):
-                await asyncio.to_thread(call, model, tokens)
-            assert torch.equal(model(tokens), edited)
-
-    asyncio.run(block())
-    in_thread(lambda: run(model, tokens))
-
-
-def test_tasks_have_a_block_around_their_loop_and_one_of_an_ended_task(make_model, tokens):
-    """A notebook runs every cell that awaits as a task of its own."""
-    model, block = make_model(0), None
-    expected = run(model, tokens, ablate.zero("0.1"), ablate.zero("1.2"))
-
-    async def inside():
-        return run(model, tokens, ablate.zero("1.2"))
-
-    async def enter():
-        nonlocal block
-        block = intervene(model, ablate.zero("0.1"))
-        block.__enter__()
-
-    async def cells():
-        await asyncio.create_task(enter())
-        found = await asyncio.create_task(inside())
-        block.__exit__(None, None, None)
-        return found
-
-    with intervene(model, ablate.zero("0.1")):
-        model(tokens)
-        assert torch.equal(asyncio.run(inside()), expected)
-    assert torch.equal(asyncio.run(cells()), expected)
-
-
-@pytest.mark.parametrize("shared", ["blocks", "a parameter", "the memory of one"])
-def test_models_that_share_a_part_are_one(make_model, hooked_only, tokens, shared):
-    one, two = make_model(0), make_model(1)
-    if shared == "blocks":
-        two.blocks = one.blocks
-    elif shared == "a parameter":
-        two.embed.W_E = one.embed.W_E
-    else:
-        two.embed.W_E = torch.nn.Parameter(one.embed.W_E.data)
-    with intervene(one, ablate.zero("0.1")):
-        one(tokens)
+    with intervene(model, ablate.uniform("0.1")):
         with pytest.raises(CircuitsError, match=REFUSED):
-            in_thread(lambda: run(two, tokens))
-    assert torch.equal(in_thread(lambda: run(two, tokens)), run(two, tokens))
+            in_thread(lambda: call(model, tokens))
+        assert torch.equal(model(tokens), edited)
+    in_thread(lambda: run(model, tokens))
 
 
 def test_a_block_left_open_by_a_thread_that_has_ended(make_model, tokens):
@@ -99,7 +55,7 @@ def test_a_block_left_open_by_a_thread_that_has_ended(make_model, tokens):
         model(tokens)
 
     in_thread(enter)
-    with pytest.raises(CircuitsError, match=r"in use by thread .* \(ended\), and"):
+    with pytest.raises(CircuitsError, match=REFUSED):
         run(model, tokens)
     block.__exit__(None, None, None)
     assert run(model, tokens).shape
@@ -117,4 +73,27 @@ def test_a_generator_that_is_thrown_away_gives_the_model_back(make_model, tokens
     del generator
     gc.collect()
     in_thread(lambda: run(model, tokens))
-    assert not contexts._holds
+    assert model not in edit_state._states
+
+
+@pytest.mark.parametrize("exit_of", [(Revocable, "remove"), (State, "end")])
+def test_what_an_exit_that_fails_leaves_on_the_model_is_taken_off_with_the_last_block(
+    make_model, tokens, monkeypatch, exit_of
+):
+    """As Ctrl-C may come anywhere."""
+    model, other = make_model(0), make_model(1)
+    before, expected = {name: x.clone() for name, x in model.state_dict().items()}, model(tokens)
+
+    def fails(*given):
+        raise KeyboardInterrupt
+
+    block = ExitStack()
+    block.enter_context(intervene(model, transplant.weights(other, "attn"), ablate.zero("mlp_out.1")))
+    assert not torch.equal(model(tokens), expected)
+    with monkeypatch.context() as patches:
+        patches.setattr(*exit_of, fails)
+        with pytest.raises(KeyboardInterrupt):
+            block.close()
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert torch.equal(model(tokens), expected)
+    assert torch.equal(run(model, tokens), expected)
