@@ -38,29 +38,16 @@ class Resampling:
     draws: int = 1
     flips: int = 1
 
-    def weights(self, examples: int, series: int) -> Iterator[np.ndarray]:
-        """Yields blocks [example draw] of how often each example is in a resample."""
-        return self._blocks(_weights, 1, self.draws, examples, _BLOCK // max(1, examples, series))
 
-    def flips_are_all(self, examples: int) -> bool:
-        """Tells whether all 2^n flips are used, because there are at most `flips` of them."""
-        return examples < 63 and 2**examples <= self.flips
-
-    def swaps(self, examples: int, series: int) -> Iterator[np.ndarray]:
-        """Yields blocks [example flip]: 1 where the pair of an example is swapped, else 0."""
-        if self.flips_are_all(examples):
-            return iter([((np.arange(2**examples) >> np.arange(examples)[:, None]) & 1).astype(float)])
-        return self._blocks(_swaps, 2, self.flips, examples, _FLIPS // max(1, examples, series))
-
-    def _blocks(self, draw: Draw, stream: int, count: int, examples: int, step: int) -> Iterator[np.ndarray]:
-        """Yields blocks [example draw] from one generator; neither their size nor caching changes a number."""
-        step = max(1, step)
-        if count * examples <= _KEPT:
-            drawn = _drawn(draw, self.seed, stream, count, examples)
-            return (drawn[:, start : start + step].astype(float) for start in range(0, count, step))
-        rng = np.random.default_rng([self.seed, stream])
-        starts = range(0, count, step)
-        return (draw(rng, min(step, count - start), examples).T.astype(float, order="C") for start in starts)
+def _blocks(seed: int, draw: Draw, stream: int, count: int, examples: int, step: int) -> Iterator[np.ndarray]:
+    """Yields blocks [example draw] from one generator; neither their size nor caching changes a number."""
+    step = max(1, step)
+    if count * examples <= _KEPT:
+        drawn = _drawn(draw, seed, stream, count, examples)
+        return (drawn[:, start : start + step].astype(float) for start in range(0, count, step))
+    rng = np.random.default_rng([seed, stream])
+    starts = range(0, count, step)
+    return (draw(rng, min(step, count - start), examples).T.astype(float, order="C") for start in starts)
 
 
 @lru_cache(maxsize=8)
@@ -73,16 +60,21 @@ def _drawn(draw: Draw, seed: int, stream: int, count: int, examples: int) -> np.
 
 
 def _weights(rng: np.random.Generator, count: int, examples: int) -> np.ndarray:
+    """Returns how often each example is in a resample, [draw example]."""
     return rng.multinomial(examples, np.full(examples, 1 / examples), size=count)
 
 
 def _swaps(rng: np.random.Generator, count: int, examples: int) -> np.ndarray:
+    """Returns 1 where the pair of an example is swapped, else 0, [flip example]."""
     return rng.integers(0, 2, size=(count, examples))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Columns of a table, each an array [series]; series 0 is the unedited model, with effects of 0, ratios of 1."""
+    """Columns of a table, each an array [series]; series 0 is the unedited model, with effects of 0, ratios of 1.
+
+    `null_effect` marks series in which not one example changed.
+    """
 
     value: np.ndarray
     value_ci_low: np.ndarray
@@ -94,6 +86,7 @@ class Summary:
     ratio_ci_low: np.ndarray
     ratio_ci_high: np.ndarray
     p_value: np.ndarray
+    null_effect: np.ndarray
 
 
 def summarise(
@@ -119,7 +112,11 @@ def summarise(
         )
     effect, share = value - value[:1], ratio(value, value[:1])
     p_value = sign_flip(sums, counts, seed, flips)
-    return Summary(value, low, high, effect, effect_low, effect_high, share, share_low, share_high, p_value)
+    # Changes that cancel in the mean are an effect of 0, not none.
+    same = (sums == sums[0]).all(1) & (counts == counts[0]).all(1) & counts[0].any()
+    return Summary(
+        value, low, high, effect, effect_low, effect_high, share, share_low, share_high, p_value, same
+    )
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
@@ -145,10 +142,15 @@ def is_endless(denominator: Bounds, share: Bounds) -> np.ndarray:
     return may_be_zero & ~(high - low <= _SAME * np.abs(high))
 
 
+def flips_are_all(examples: int, flips: int) -> bool:
+    """Tells whether all 2^n flips are used, because there are at most `flips` of them."""
+    return examples < 63 and 2**examples <= flips
+
+
 def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np.ndarray:
     """Returns pooled ratios [draws series] of resamples of examples that are the same for every series."""
     series, examples = sums.shape
-    resamples = Resampling(seed, draws=draws).weights(examples, series)
+    resamples = _blocks(seed, _weights, 1, draws, examples, _BLOCK // max(1, examples, series))
     blocks = [ratio(sums @ weights, counts @ weights) for weights in resamples]
     return np.concatenate(blocks, axis=-1).T
 
@@ -162,7 +164,7 @@ def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np
     `flips` of them; else that many are drawn, and p = (1 + hits) / (1 + flips). A flip that leaves a ratio without
     entries counts as a hit.
     """
-    examples, resampling = sums.shape[-1], Resampling(seed, flips=flips)
+    examples, exhaustive = sums.shape[-1], flips_are_all(sums.shape[-1], flips)
     total, entries = sums.sum(-1, keepdims=True), counts.sum(-1, keepdims=True)
     values = ratio(total, entries)
     observed = np.abs(values - values[:1])
@@ -171,7 +173,11 @@ def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np
     pair_differences, count_differences = sums[:1] - sums, counts[:1] - counts
     same_counts = not count_differences.any()
     hits = np.zeros(len(sums))
-    for swap in resampling.swaps(examples, len(sums)):
+    if exhaustive:
+        swaps = iter([((np.arange(2**examples) >> np.arange(examples)[:, None]) & 1).astype(float)])
+    else:
+        swaps = _blocks(seed, _swaps, 2, flips, examples, _FLIPS // max(1, examples, len(sums)))
+    for swap in swaps:
         shift = pair_differences @ swap  # what swaps add to the sums of the edited run, [series flip]
         if same_counts:
             # The difference of the two ratios, times their denominator.
@@ -180,7 +186,6 @@ def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np
             more, limit = count_differences @ swap, threshold
             difference = ratio(total + shift, entries + more) - ratio(total[:1] - shift, entries[:1] - more)
         hits += (~(np.abs(difference) < limit)).sum(-1)
-    exhaustive = resampling.flips_are_all(examples)
     p_value = hits / 2.0**examples if exhaustive else (1 + hits) / (1 + flips)
     return np.where(np.isnan(observed[:, 0]), np.nan, p_value)
 
@@ -196,7 +201,7 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 def least_adjusted(tests: int, examples: int, flips: int) -> float:
     """Returns the smallest Holm-adjusted p-value that the first of so many sign-flip tests can have, at most 1."""
-    exhaustive = Resampling(0, flips=flips).flips_are_all(examples)
+    exhaustive = flips_are_all(examples, flips)
     # Of all flips two are as extreme as can be: no pair swapped, and every pair.
     return min(1.0, tests * (2 / 2**examples if exhaustive else 1 / (1 + flips)))
 

@@ -56,18 +56,12 @@ class Snapshot:
 
     def __init__(self, tensor: Tensor) -> None:
         self._copy = _Copy.of(tensor)
-
-    @property
-    def tensor(self) -> Tensor:
-        return self._copy.tensor
+        self.tensor = self._copy.tensor
+        self.shape = tuple(self.tensor.shape)
 
     @property
     def sha256(self) -> str:
         return self._copy.sha256
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
 
     def describe(self) -> dict[str, Any]:
         dtype = str(self.tensor.dtype).removeprefix("torch.")

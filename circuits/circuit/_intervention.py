@@ -41,8 +41,7 @@ class CircuitEdit(Intervention):
     keep: bool
 
     def plan(self, surface: HookedModel) -> tuple[ActivationEdit | EdgePatch, ...]:
-        replacement = self.replacement.on(surface)
-        replacement.check(surface, self.label)
+        replacement = self.replacement.on(surface, self.label)
         graph, kind = Graph.of(surface), self.circuit.kind
         graph.check_same(self.circuit.graph, self.label)
         if self.circuit.graph is None:

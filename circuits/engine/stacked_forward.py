@@ -81,6 +81,7 @@ class Variant:
         alone: why it runs by itself, with plain hooks; None: it shares forwards.
         start: the first block that it runs then; −1: it edits the embeddings.
         hooks: those that it edits or reads.
+        edits: its steps, where all are edits of activations.
         changed: whether an edit changed an activation: otherwise its output is the clean one, bit for bit.
         unseen: hooks of its edits that have not fired.
     """
@@ -92,6 +93,7 @@ class Variant:
     alone: str | None = None
     start: int = 0
     hooks: set[str] = field(default_factory=set)
+    edits: list[ActivationEdit] = field(default_factory=list)
     changed: bool = False
     unseen: set[str] = field(default_factory=set)
     call: ForwardPass | None = None
@@ -104,6 +106,7 @@ class Variant:
             if not isinstance(step, ActivationEdit):
                 self.alone = "it edits weights" if isinstance(step, WeightEdit) else "it cuts paths"
                 return
+            self.edits.append(step)
             self.hooks.update((step.hook, *step.replacement.reads(step).values()))
         blocks = []
         for hook in self.hooks:
@@ -119,15 +122,11 @@ class Variant:
         self, surface: HookedModel, prompts: Prompts, references: CleanPassResults, state: State
     ) -> None:
         """Starts its run on some examples."""
-        self.changed, self.unseen = False, {step.hook for step in self._edits}
+        self.changed, self.unseen = False, {step.hook for step in self.edits}
         tokens, given = surface.inputs(prompts)
         real = given["attention_mask"].bool() if prompts.padded else None
         run = ModelRun(given, tokens, DecodeStep(real=real))
-        self.call = ForwardPass(surface, references, state, self._edits, runs=[ModelRun(), run])
-
-    @property
-    def _edits(self) -> list[ActivationEdit]:
-        return [step for step in self.plan if isinstance(step, ActivationEdit)]
+        self.call = ForwardPass(surface, references, state, self.edits, runs=[ModelRun(), run])
 
     def value(self, hook: str, current: Tensor) -> Tensor:
         """Returns an activation of its rows after its edits there, in their order."""

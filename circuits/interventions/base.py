@@ -164,12 +164,11 @@ class Replacement(ABC):
         """Returns the clean passes it needs; their results arrive under the same names in `HookContext.references`."""
         return {}
 
-    def on(self, surface: HookedModel) -> Replacement:
-        """Returns the replacement for one model, with texts as its tokens."""
+    def on(self, surface: HookedModel, label: str) -> Replacement:
+        """Returns the replacement for one model, with texts as its tokens; refuses a model in which it would have
+        another meaning.
+        """
         return self
-
-    def check(self, surface: HookedModel, label: str) -> None:  # noqa: B027 most have nothing to check
-        """Refuses, before any run, a model in which the replacement would have another meaning."""
 
     def reads(self, write: ActivationEdit) -> dict[str, str]:
         """Returns the other hooks of the same pass whose activations it needs: name in `ModelRun.reads` -> hook."""
@@ -212,11 +211,11 @@ class ActivationEdit:
             if chosen is not None and axis is not None:
                 along = torch.zeros(current.shape[axis], dtype=torch.bool, device=current.device)
                 along[list(chosen)] = True
-                mask = mask & _along(along, axis, current.ndim)
+                mask = mask & broadcast_mask(along, axis, current.ndim)
         axis, batch = self.kind.query_axis, current.shape[0] if total is None else total
         here = decode_step.selected(self.positions, current.shape[axis], self.label, rows, batch)
         here = here.to(current.device)
-        return mask & (_along if here.ndim == 1 else broadcast_mask)(here, axis, current.ndim)
+        return mask & broadcast_mask(here, axis, current.ndim)
 
 
 @dataclass(frozen=True)
@@ -283,7 +282,3 @@ class Intervention(ABC):
     def title(self) -> str:
         """The name in tables, without the places, which have their own columns."""
         return self.label
-
-
-def _along(chosen: Tensor, axis: int, ndim: int) -> Tensor:
-    return chosen.reshape([-1 if index == axis else 1 for index in range(ndim)])

@@ -88,10 +88,9 @@ class Edit(Intervention):
 
     def plan(self, surface: HookedModel) -> tuple[ActivationEdit, ...]:
         """Returns a write for each hook of the edit's places; refuses those that the model lacks and must have."""
-        with prefix_error_messages(self.label):
-            replacement = self.replacement.on(surface)
+        replacement = self.replacement.on(surface, self.label)
         with prefix_error_messages(self.name):
-            writes = tuple(
+            return tuple(
                 ActivationEdit(
                     self.label,
                     hook,
@@ -106,8 +105,6 @@ class Edit(Intervention):
                 for place in self.places
                 for layer, hook, heads in place.on(surface)
             )
-        replacement.check(surface, self.label)
-        return writes
 
     def describe(self) -> dict[str, Any]:
         return {

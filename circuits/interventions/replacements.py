@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.interventions.base import ActivationEdit, HookContext, MeanOverExamples, Reference, Replacement
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding, parse_prompts, with_model
@@ -64,8 +64,14 @@ class _FromPrompts(Replacement):
         assert isinstance(self.given, Prompts)  # texts have become tokens when the edit was planned
         return self.given
 
-    def on(self, surface: HookedModel) -> Replacement:
-        return replace(self, given=with_model(self.given, surface, self.role))
+    def on(self, surface: HookedModel, label: str) -> Replacement:
+        with prefix_error_messages(label):
+            found = replace(self, given=with_model(self.given, surface, self.role))
+        found.check(surface, label)
+        return found
+
+    def check(self, surface: HookedModel, label: str) -> None:
+        """Refuses, before any run, prompts that would be read otherwise than they are meant."""
 
 
 @dataclass(frozen=True)

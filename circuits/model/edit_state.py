@@ -115,11 +115,6 @@ def get_edit_state(model: nn.Module) -> State:
     return _states.setdefault(model, State())
 
 
-def in_use(model: nn.Module) -> bool:
-    """Tells whether a block holds the model."""
-    return model in _states and _states[model].holders > 0
-
-
 def check_thread(owner: threading.Thread) -> None:
     """Refuses the thread that runs now where it is not the owner of the model."""
     if owner is not threading.current_thread():
@@ -187,12 +182,12 @@ def suspended(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
-    """Refuses, at a normal exit, that a user's function has written to the parameters or changed the hooks of a model.
+    """Refuses, at a normal exit, that a user's function has written to the parameters of a model.
 
     Blocks of ours may have replaced weights and put them back. Writes by way of `data`, which torch does not count, are
     not noticed.
     """
-    before, hooks = {one: _stamp(one) for one in parameters_of(model)}, _hook_counts(model)
+    before = {one: _stamp(one) for one in parameters_of(model)}
     # The memory of before is held, so that no other tensor can have its address.
     held = [parameter.detach() for parameter in before]
     yield
@@ -206,19 +201,6 @@ def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
                 f"{who}: it has written to the model's weights ({next(names, 'of before')}), and what runs next has "
                 "them"
             )
-    if _hook_counts(model) != hooks:
-        raise CircuitsError(f"{who}: it has added or removed hooks on the model, and what runs next has them")
-
-
-def _hook_counts(model: nn.Module) -> list[int]:
-    """Returns how many hooks modules have, but for parts of a bridge, to which the libraries add at a first forward."""
-    own = ("transformers.", "transformer_lens.model_bridge.")
-    return [
-        len(hooks)
-        for module in modules_of(model)
-        if module is model or not type(module).__module__.startswith(own)
-        for hooks in (module._forward_hooks, module._forward_pre_hooks)
-    ]
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

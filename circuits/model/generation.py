@@ -148,16 +148,19 @@ def at(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
     return part if not shape[axis] else torch.cat([part, part.new_full(shape, beyond)], axis)
 
 
+@dataclass
 class GenerationState:
     """Follows the runs of a model inside a block: which of them go on from an earlier one. Several generations, or
     loops with a cache each, may take turns.
+
+    Attributes:
+        end: the number of positions up to the last of any open run.
+        open_runs: the length of the prompt and the end of the last run, by generation or by the id of a loop's cache;
+            the latest last.
     """
 
-    def __init__(self) -> None:
-        self.end = 0  # number of positions up to the last of any open run
-        # The length of the prompt and the end of the last run, by generation or by the id of a loop's cache; the latest
-        # last.
-        self._open_runs: dict[object, tuple[int | None, int | None]] = {}
+    end: int = 0
+    open_runs: dict[object, tuple[int | None, int | None]] = field(default_factory=dict)
 
     def next(
         self,
@@ -169,10 +172,10 @@ class GenerationState:
         """Returns the step of a run of `length` positions (None: unknown) with these arguments by name."""
         generation, cache, start = under_way(model), find_key_value_cache(given), past_length(given)
         own = generation or (None if cache is None else id(cache))
-        before = self._open_runs.get(own)
+        before = self.open_runs.get(own)
         if generation is None and (before is None or before[1] != start):
             # A cache not seen before may come from a run without one, or be a copy.
-            runs = [one for key, one in self._open_runs.items() if key is None or isinstance(key, int)]
+            runs = [one for key, one in self.open_runs.items() if key is None or isinstance(key, int)]
             before = next((one for one in reversed(runs) if start and one[1] == start), None)
         earlier = 0 if generation is None or before is None else before[1] or 0
         if cache is not None and not start and length is not None and length < earlier:
@@ -182,8 +185,8 @@ class GenerationState:
             )
         end = None if length is None else start + length
         prompt = end if before is None else before[0]
-        self._open_runs.pop(own, None)
-        self._open_runs[own] = prompt, end
+        self.open_runs.pop(own, None)
+        self.open_runs[own] = prompt, end
         if generation is None and cache is None:
             return DecodeStep(real=real)
         # With padding, a position has come once it has in all rows.

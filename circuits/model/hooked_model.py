@@ -32,8 +32,8 @@ from circuits.model.prompts import Prompts
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
 from circuits.model.supported import (
     FAMILIES,
+    NORMS_AFTER_ONLY,
     check_not_compiled,
-    has_norms_after_only,
     is_parallel,
     is_unchecked,
     served_sites,
@@ -66,7 +66,9 @@ class HookedModel:
         #: True if the MLP of a block reads what its attention reads; then there is no resid_mid.
         self.parallel: bool = is_parallel(hooks, self.n_layers)
         #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
-        self.norms_after_only: bool = not self.bridged and has_norms_after_only(model)
+        self.norms_after_only: bool = (
+            not self.bridged and self._setting("original_architecture") in NORMS_AFTER_ONLY
+        )
         # A bridge drops the hooks that its model never calls.
         self._bridge = make_bridge(model, hooks, self.parallel) if self.bridged else None
         #: The sites whose sum is the first residual stream. A shortformer adds positions to what queries and keys read.
@@ -82,6 +84,10 @@ class HookedModel:
             for name, point in splice.hooks.items()
         }
         hooks.update(self.spliced)
+        # transformer-lens 3 calls a BERT causal.
+        masked = str(self._setting("architecture")).endswith("ForMaskedLM")
+        #: Whether no query sees a key behind it.
+        self.causal = self._setting("attention_dir") in (None, "causal") and not masked
         grouped = self._setting("n_key_value_heads") or cfg.n_heads
         grouped = cfg.n_heads if self._setting("ungroup_grouped_query_attention") else grouped
         #: The number of heads at k and v: fewer than `n_heads` under grouped-query attention.
@@ -272,13 +278,6 @@ class HookedModel:
             raise CircuitsError(
                 f"{what} have padding, which a {self.family} masks in causal attention only; give prompts of one length"
             )
-
-    @property
-    def causal(self) -> bool:
-        """Whether no query sees a key behind it."""
-        # transformer-lens 3 calls a BERT causal.
-        masked = str(self._setting("architecture")).endswith("ForMaskedLM")
-        return self._setting("attention_dir") in (None, "causal") and not masked
 
     def inputs(self, prompts: Prompts) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns tokens, and the arguments that make each row what the prompt alone gives."""

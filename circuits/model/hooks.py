@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from circuits.model.edit_state import State, check_thread, get_edit_state, in_use, undone
+from circuits.model.edit_state import State, check_thread, get_edit_state, undone
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]
@@ -55,8 +55,9 @@ class Revocable:
     def __init__(self, function: Callable[..., Any], model: nn.Module, ignores_others: bool = False) -> None:
         self._ignores_others = ignores_others
         self._function: Callable[..., Any] | None = function
+        state = get_edit_state(model)
         # A hook outside of blocks ends with nothing.
-        self._state = get_edit_state(model) if in_use(model) else State()
+        self._state = state if state.holders else State()
         self._owner = threading.current_thread()
         self._handles: tuple[Handle, ...] = ()
         self._state.undo[self] = self.remove

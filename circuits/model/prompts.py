@@ -226,9 +226,9 @@ def taken(x: Tensor, columns: Tensor, axis: int) -> Tensor:
 
 
 def broadcast_mask(chosen: Tensor, axis: int, ndim: int) -> Tensor:
-    """Returns values of rows and positions, [batch pos], in a shape that broadcasts to an activation's."""
-    shape = [1] * ndim
-    shape[0], shape[axis] = chosen.shape
+    """Returns values along an axis, [size] or [batch size], in a shape that broadcasts to an activation's."""
+    shape = [len(chosen) if chosen.ndim == 2 else 1, *[1] * (ndim - 1)]
+    shape[axis] = chosen.shape[-1]
     return chosen.reshape(shape)
 
 

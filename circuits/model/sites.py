@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from circuits.errors import CircuitsError
@@ -20,30 +21,30 @@ class SiteKind:
     hook: str
     axes: tuple[str, ...]
 
-    @property
+    @cached_property
     def per_layer(self) -> bool:
         return "{}" in self.hook
 
-    @property
+    @cached_property
     def whole(self) -> str:
         """The name of the site of the model that it is, or is a part of."""
         return self.name.split(".")[-1] if self.name.startswith(_PREFIXES) else self.name
 
-    @property
+    @cached_property
     def unit(self) -> str | None:
         """What an entry of its last axis is called, where entries are edited one by one."""
         return UNITS.get(self.axes[-1])
 
-    @property
+    @cached_property
     def head_axis(self) -> int | None:
         return self.axes.index("head") if "head" in self.axes else None
 
-    @property
+    @cached_property
     def query_axis(self) -> int:
         """The axis that `positions=` selects on: the query of a pattern, else the position."""
         return self.axes.index("query" if "query" in self.axes else "pos")
 
-    @property
+    @cached_property
     def position_axes(self) -> tuple[int, ...]:
         """The axes that run over positions."""
         return tuple(index for index, axis in enumerate(self.axes) if axis in ("pos", "query", "key"))

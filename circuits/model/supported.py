@@ -34,7 +34,7 @@ PROVED: dict[str, tuple[Any, ...]] = {
     "quantization_method": (None,),
 }
 # Architectures for which HookedTransformer has its norms after attention and MLP, and none before.
-_NORMS_AFTER_ONLY = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
+NORMS_AFTER_ONLY = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
 
 #: Releases of both packages with which every row was tested.
 PROVED_VERSIONS: dict[str, tuple[str, ...]] = {
@@ -243,8 +243,3 @@ def is_parallel(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
         f"blocks.{layer}.mlp.hook_pre" in hooks and f"blocks.{layer}.hook_resid_mid" not in hooks
         for layer in range(n_layers)
     )
-
-
-def has_norms_after_only(model: nn.Module) -> bool:
-    """Tells whether ln1 and ln2 stand after attention and MLP, which read the stream as it is."""
-    return getattr(model.cfg, "original_architecture", None) in _NORMS_AFTER_ONLY

@@ -42,6 +42,7 @@ class Metric:
         aligned: whether that is the same in all examples, which then have no padding.
         model: what runs; the function must leave it as it is. None where outputs come from elsewhere.
         examples: how many there are in all; None where that is not known.
+        name: of the function; "unedited" for the default.
     """
 
     function: Callable[..., Any] | None
@@ -52,6 +53,7 @@ class Metric:
     aligned: bool = True
     model: nn.Module | None = None
     examples: int | None = None
+    name: str = "unedited"
 
     @classmethod
     def of(
@@ -74,6 +76,9 @@ class Metric:
         if metric is not None and not callable(metric):
             raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")
         read = cls(metric, batch, default or unedited_metrics)
+        if metric is not None:
+            name = str(getattr(metric, "__name__", type(metric).__name__))
+            read = replace(read, name="metric" if name == "<lambda>" else name)
         if inputs is None:
             return read
         surface, prompts = inputs
@@ -93,10 +98,6 @@ class Metric:
             check_no_padding(surface, prompts, used, f"{caller}, without metric=")
         aligned, model, examples = not prompts.padded, surface.model, len(prompts)
         return replace(read, positions=at, kept=kept, aligned=aligned, model=model, examples=examples)
-
-    @property
-    def name(self) -> str:
-        return "unedited" if self.function is None else _name(self.function)
 
     @property
     def untested(self) -> tuple[str, ...]:
@@ -195,11 +196,6 @@ def private(thing: Any) -> Any:
         return thing.clone() if isinstance(thing, Tensor) else copy.deepcopy(thing)
     except Exception:
         return thing
-
-
-def _name(function: Any) -> str:
-    name = getattr(function, "__name__", type(function).__name__)
-    return "metric" if name == "<lambda>" else str(name)
 
 
 def quote_metric(name: str) -> str:

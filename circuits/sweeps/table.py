@@ -193,7 +193,7 @@ def tabulate(
     for metric in measured.metrics:
         runs, values = _with_pooled(measured, metric)
         summary = summarise(values[0], values[1], resampling.seed, resampling.draws, resampling.flips, LEVEL)
-        columns: dict[str, Any] = vars(summary) | {"null_effect": _unchanged(values[0], values[1])}
+        columns: dict[str, Any] = vars(summary)
         series = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         common = {"metric": metric, "checkpoint": None, "n": values.shape[-1], "baseline": summary.value[0]}
         unedited.append(series[0] | common)
@@ -263,11 +263,3 @@ def _with_pooled(one: Measurements, metric: str) -> tuple[list[Row], np.ndarray]
         changes = values[:, [1 + index for index in indices]] - values[:, :1]
         pooled.append(values[:, :1] + changes.mean(1, keepdims=True))
     return runs, np.concatenate([values, *pooled], axis=1) if pooled else values
-
-
-def _unchanged(sums: np.ndarray, counts: np.ndarray) -> list[bool]:
-    """Tells which series have not one example that changed; changes that cancel in the mean are an effect of 0, not
-    none.
-    """
-    same = (sums == sums[0]).all(1) & (counts == counts[0]).all(1)
-    return [bool(one) for one in same & counts[0].any()]

@@ -84,13 +84,6 @@ def without_a_run(model: Any) -> None:
         pass
 
 
-def entered_again(model: Any) -> None:
-    block = intervene(model, ablate.zero("0.1"))
-    for _ in range(2):
-        with block:
-            model(tokens)
-
-
 def hooked_stream(model: Any) -> None:
     model.add_hook("blocks.0.hook_resid_post", lambda x, hook: x + 1)
     lens(model, tokens)
@@ -192,7 +185,6 @@ REFUSALS: list[tuple[Any, ...]] = [
         "got [8, 6, 4]",
     ),
     (lambda m: run(m, tokens, edit(RESULT, double)), RESULT, "never fired in 1 run(s)", "switched off"),
-    (entered_again, "a block is entered once", "call intervene"),
     (without_a_run, "ablate.zero(z, heads 0.1)", "not run inside the block"),
     (lambda m: run(m, tokens, ablate.uniform("all", keys=[2, 3])), "query 0", "none of the keys [2, 3]"),
     (lambda m: ablate.neurons(0, 3, how="mean"), "how='mean'", "reference="),

@@ -1,6 +1,4 @@
-"""One thread has a model while a block is open on it, others are refused in one line; and a block that is left in any way
-leaves nothing on the model.
-"""
+"""One thread has a model while a block is open on it, and others are refused in one line; what a block leaves."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor

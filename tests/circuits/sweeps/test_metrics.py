@@ -123,39 +123,29 @@ def written(model):
         next(model.parameters()).mul_(1.5)
 
 
-def hooked(model):
-    next(model.modules()).register_forward_hook(lambda module, inputs, output: None)
-
-
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("act", "said"),
-    [
-        (written, "it has written to the model's weights"),
-        (hooked, "it has added or removed hooks on the model"),
-    ],
-)
-def test_a_metric_that_changes_the_model_is_refused(make_model, tokens, engine, act, said):
+def test_a_metric_that_writes_to_the_model_is_refused(make_model, tokens, engine):
     """Every later variant would run on another model."""
     model = make_model(0)
 
     def metric(output):
-        act(model)
+        written(model)
         return output.flatten(1).sum(1)
 
-    with pytest.raises(CircuitsError, match=f"^metric: {said}") as caught:
+    with pytest.raises(CircuitsError, match=r"^metric: it has written to the model's weights") as caught:
         sweep(model, tokens, {"a": ablate.zero("0.1")}, metric=metric, engine=engine)
     assert "\n" not in str(caught.value)
 
     def function(x):
-        act(model)
+        written(model)
         return x
 
+    refused = r"edit\(z.1\), the function: it has written to the model's weights"
     # An edit's function is called between two variants, too.
     given = {"a": edit("z.1", function), "b": ablate.zero("0.1")}
-    with pytest.raises(CircuitsError, match=rf"edit\(z.1\), the function: {said}"):
+    with pytest.raises(CircuitsError, match=refused):
         sweep(model, tokens, given, engine=engine)
-    with pytest.raises(CircuitsError, match=rf"edit\(z.1\), the function: {said}"):
+    with pytest.raises(CircuitsError, match=refused):
         run(model, tokens, given["a"])
 
 
