@@ -57,6 +57,7 @@ __all__ = [
     "probe", "prompts", "read_prompts", "run", "splice", "sweep", "transplant", "unchecked", "variance",
 ]
 # fmt: on
+__dir__ = __all__.copy
 
 # By module, the names that it has. What is read without a model, such as the names of sites and heads, is read without
 # importing torch; names that stand nowhere here are modules.
@@ -88,7 +89,3 @@ def __getattr__(name: str) -> Any:
     module = importlib.import_module(f"circuits.{home or name}")
     value = globals()[name] = module if home is None else getattr(module, name)
     return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

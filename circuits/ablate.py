@@ -10,13 +10,11 @@ count from the end) or a boolean mask [batch pos] with a row for every example o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
-from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions import grids
@@ -41,6 +39,15 @@ from circuits.model.heads import KeyValueGroup
 from circuits.model.inputs import parse_given
 from circuits.model.prompts import Texts
 from circuits.model.sites import Site
+from circuits.model.types import (
+    ArrayLike,
+    HeadsLike,
+    IndicesLike,
+    PlacesLike,
+    PositionsLike,
+    SiteLike,
+    TokensLike,
+)
 from circuits.tensors import Snapshot, parse_numbers
 from circuits.validate import (
     answers_former_names,
@@ -66,14 +73,11 @@ __all__ = [
     "uniform",
     "zero",
 ]
-
-Tokens = Shaped[Tensor, "batch pos *input"]
-#: Tokens [batch pos], or anything else that `prompts` takes.
-Inputs = Any
+__dir__ = __all__.copy
 
 
 @answers_former_names
-def uniform(heads: Any, keys: Any = None, *, positions: Any = None) -> Edit:
+def uniform(heads: HeadsLike, keys: PositionsLike = None, *, positions: PositionsLike = None) -> Edit:
     """Makes attention uniform: pattern[batch, head, query, key] := 1 / (number of keys this query may see).
 
     The keys a query may see are read from the attention scores of the same pass (masked ones are minus
@@ -91,7 +95,9 @@ def uniform(heads: Any, keys: Any = None, *, positions: Any = None) -> Edit:
 
 
 @answers_former_names
-def mean_pattern(heads: Any, reference: Inputs, of: str = "unedited", *, positions: Any = None) -> Edit:
+def mean_pattern(
+    heads: HeadsLike, reference: TokensLike, of: str = "unedited", *, positions: PositionsLike = None
+) -> Edit:
     """Replaces each head's pattern by its mean over the `reference` examples [batch pos].
 
     Unlike `uniform` this keeps what a head does on average, position by position. With `of="edited"` and the
@@ -115,7 +121,7 @@ def mean_pattern(heads: Any, reference: Inputs, of: str = "unedited", *, positio
 
 
 @answers_former_names
-def zero(what: Any, *, positions: Any = None) -> Edit:
+def zero(what: PlacesLike, *, positions: PositionsLike = None) -> Edit:
     """Sets activations to zero: z for heads, the activation itself for a site, z and mlp_post for a layer.
 
     At the site "scores" masked entries stay masked.
@@ -125,12 +131,12 @@ def zero(what: Any, *, positions: Any = None) -> Edit:
 
 @answers_former_names
 def mean(
-    what: Any,
-    reference: Inputs,
+    what: PlacesLike,
+    reference: TokensLike,
     over: str = "batch",
     *,
-    reference_positions: Any = None,
-    positions: Any = None,
+    reference_positions: PositionsLike = None,
+    positions: PositionsLike = None,
 ) -> Edit:
     """Replaces activations by their mean over the `reference` examples [batch pos], position by position.
 
@@ -160,7 +166,7 @@ def mean(
 
 
 @answers_former_names
-def resample(what: Any, source: Inputs, seed: int = 0, *, positions: Any = None) -> Edit:
+def resample(what: PlacesLike, source: TokensLike, seed: int = 0, *, positions: PositionsLike = None) -> Edit:
     """Replaces activations by another example's: row i takes row d(i) of `source` [batch pos].
 
     `source` has one row for every example of the run, usually the same tokens. d is one derangement of the
@@ -172,7 +178,7 @@ def resample(what: Any, source: Inputs, seed: int = 0, *, positions: Any = None)
 
 
 @answers_former_names
-def noise(what: Any, scale: float, seed: int = 0, *, positions: Any = None) -> Edit:
+def noise(what: PlacesLike, scale: float, seed: int = 0, *, positions: PositionsLike = None) -> Edit:
     """Adds Gaussian noise of standard deviation `scale` to activations, at z to each head's output.
 
     Independent for every example, position and entry, drawn from `seed` for the whole batch: the same whatever the
@@ -186,13 +192,13 @@ def noise(what: Any, scale: float, seed: int = 0, *, positions: Any = None) -> E
 
 @answers_former_names
 def all_but(
-    heads: Any,
+    heads: HeadsLike,
     how: str = "mean",
     *,
-    reference: Inputs = None,
-    source: Inputs = None,
+    reference: TokensLike | None = None,
+    source: TokensLike | None = None,
     seed: int = 0,
-    positions: Any = None,
+    positions: PositionsLike = None,
 ) -> Edit:
     """Ablates every head of the model but these, at z: what is left is what these heads do by themselves.
 
@@ -220,14 +226,14 @@ def all_but(
 
 @answers_former_names
 def neurons(
-    layer: Any,
-    neurons: Any,
+    layer: int,
+    neurons: IndicesLike,
     how: str = "zero",
     *,
-    reference: Inputs = None,
-    source: Inputs = None,
+    reference: TokensLike | None = None,
+    source: TokensLike | None = None,
     seed: int = 0,
-    positions: Any = None,
+    positions: PositionsLike = None,
 ) -> Edit:
     """Ablates neurons of one layer's MLP at mlp_post [batch pos d_mlp], after the activation function; b_out stays.
 
@@ -248,24 +254,24 @@ def neurons(
 
 @answers_former_names
 def features(
-    site: Any,
-    features: Any,
+    site: SiteLike,
+    features: IndicesLike,
     how: str = "zero",
     *,
-    reference: Inputs = None,
-    source: Inputs = None,
+    reference: TokensLike | None = None,
+    source: TokensLike | None = None,
     seed: int = 0,
-    positions: Any = None,
+    positions: PositionsLike = None,
 ) -> Edit:
     """Ablates features of the autoencoder that is spliced in at a site (`circuits.splice`); its error stays.
 
     Args:
         site: "resid_post.1", or "features.resid_post.1".
         features: indices from 0.
-        how: as in `neurons`.
-        reference: see `how`.
-        source: see `how`.
-        seed: see `how`.
+        how: "zero", "mean" or "resample".
+        reference: for "mean", the tokens [batch pos] it is over.
+        source: for "resample", the tokens [batch pos] of which each example takes another's.
+        seed: of the order in "resample".
     """
     caller = "ablate.features"
     if features is None:
@@ -279,16 +285,16 @@ def features(
 
 @answers_former_names
 def frequencies(
-    site: Any,
-    keys: Any,
-    coords: Any,
+    site: SiteLike,
+    keys: IndicesLike,
+    coords: PositionsLike,
     period: int,
     keep: bool = False,
     *,
-    grid: Tokens,
+    grid: TokensLike,
     directions: str = "all",
-    heads: Any = None,
-    positions: Any = None,
+    heads: HeadsLike = None,
+    positions: PositionsLike = None,
 ) -> Edit:
     """Removes an activation's Fourier components at some frequencies, or (`keep`) all others but the constant.
 
@@ -328,13 +334,13 @@ def frequencies(
 
 @answers_former_names
 def classes(
-    site: Any,
-    classes: Any,
-    examples: Tokens,
+    site: SiteLike,
+    classes: ArrayLike,
+    examples: TokensLike,
     keep: bool = False,
     *,
-    heads: Any = None,
-    positions: Any = None,
+    heads: HeadsLike = None,
+    positions: PositionsLike = None,
 ) -> Edit:
     """Removes the part of an activation that the example's class explains, or (`keep`) all but that part and the mean.
 
@@ -382,7 +388,7 @@ def _make_resample_replacement(source: Any, seed: int, caller: str) -> Resample:
 
 
 def each(
-    make: Callable[..., Intervention], items: Any = None, /, **arguments: Any
+    make: Callable[..., Intervention], items: Iterable[Any], /, **arguments: Any
 ) -> dict[str, Intervention]:
     """Returns one intervention for each item, by name, for `sweep`.
 

@@ -18,10 +18,12 @@ from circuits.interventions.forward_pass import extra_argument
 from circuits.interventions.grids import Draws
 from circuits.interventions.grids import draws as draw_variants
 from circuits.model.sites import Site
+from circuits.model.types import IndicesLike
 from circuits.tensors import as_dense_tensor
 from circuits.validate import is_whole, parse_indices, parse_seed
 
 __all__ = ["draws", "positions", "slices", "within"]
+__dir__ = __all__.copy
 
 CALLER = "permute.positions"
 
@@ -58,7 +60,7 @@ class Permuted(Replacement):
         return {"value": "permuted", **given}
 
 
-def positions(permutation_or_seed: Any) -> Edit:
+def positions(permutation_or_seed: IndicesLike) -> Edit:
     """Permutes position embeddings: position i reads row perm[i] of the table; the input is unchanged.
 
     Args:
@@ -88,7 +90,7 @@ def draws(count: int, seed: int = 0) -> Draws:
     return draw_variants(positions, count, seed)
 
 
-def slices(shape: Any, axis: int, seed: int = 0) -> Edit:
+def slices(shape: Sequence[int], axis: int, seed: int = 0) -> Edit:
     """Permutes whole slices of a grid of positions: for a matrix its rows (axis 0) or its columns (axis 1).
 
     Args:
@@ -104,12 +106,12 @@ def slices(shape: Any, axis: int, seed: int = 0) -> Edit:
     return _edit(Permuted(None, tuple(np.take(grid_positions, order, axis).flatten().tolist())))
 
 
-def within(shape: Any, axis: int, seed: int = 0, at: Any = None) -> Edit:
+def within(shape: Sequence[int], axis: int, seed: int = 0, at: IndicesLike = None) -> Edit:
     """Permutes positions within each slice of a grid: for a matrix within each row (axis 0) or column (axis 1).
 
     Args:
-        shape: as in `slices`.
-        axis: as in `slices`.
+        shape: the shape of the grid, whose last axis varies fastest over positions.
+        axis: the axis along which slices are counted.
         seed: draws a permutation for each slice.
         at: only inside these slices.
     """

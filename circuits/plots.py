@@ -19,30 +19,34 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import ArrayLike
 
 from circuits.errors import CircuitsError
 from circuits.figures import panels
 from circuits.figures.export import picture, save
-from circuits.figures.layout import draw, titled, untitled
+from circuits.figures.layout import Figure, draw, titled, untitled
 from circuits.figures.panels import Series
 from circuits.figures.results import attention_figure, by_head, heads_figure
 from circuits.fourier import Bands, Spectrum
 from circuits.fourier import spectrum as measure_spectrum
+from circuits.model.heads import Head
 from circuits.patterns import Maps
+from circuits.sweeps.table import SweepResult
 from circuits.tables import chosen_metrics
 from circuits.tensors import parse_numbers
 from circuits.validate import index_by_text
 
 __all__ = ["attention", "curve", "heads", "picture", "save", "spectrum", "titled", "untitled"]
+__dir__ = __all__.copy
 
 
 def attention(
-    maps: Any,
+    maps: Maps | ArrayLike,
     labels: Sequence[str] | None = None,
-    titles: Mapping[Any, str] | None = None,
+    titles: Mapping[Head, str] | None = None,
     *,
     title: str | None = None,
-) -> Any:
+) -> Figure:
     """Returns a plotly figure: a heatmap per head, layers down, heads across, in one colour scale that begins at 0.
 
         plots.attention(patterns.attention(model, tokens))
@@ -66,13 +70,13 @@ def attention(
 
 
 def heads(
-    values: Any,
+    values: SweepResult | pd.DataFrame | ArrayLike | Mapping[str, ArrayLike],
     metric: str | Sequence[str] | None = None,
     *,
     column: str | None = None,
     title: str | None = None,
     unit: str | None = None,
-) -> Any:
+) -> Figure:
     """Returns a plotly figure with a heatmap, layers down and heads across, for each metric and checkpoint.
 
         plots.heads(sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model))))
@@ -129,7 +133,9 @@ def _map_of_array(values: Any) -> pd.DataFrame:
     return pd.DataFrame(array)
 
 
-def spectrum(values: Any, keys: Iterable[Any] = (), *, title: str | None = None) -> Any:
+def spectrum(
+    values: Spectrum | Bands | ArrayLike, keys: Iterable[int] = (), *, title: str | None = None
+) -> Figure:
     """Returns a plotly figure of the share of the variance that each frequency carries, all features together.
 
         plots.spectrum(fourier.spectrum(model.W_E[:113]))
@@ -145,7 +151,7 @@ def spectrum(values: Any, keys: Iterable[Any] = (), *, title: str | None = None)
 
 
 def curve(
-    data: Any,
+    data: pd.DataFrame | Mapping[str, ArrayLike | tuple[ArrayLike, ...]],
     x: str = "step",
     y: str = "value",
     *,
@@ -155,7 +161,7 @@ def curve(
     title: str | None = None,
     x_title: str | None = None,
     y_title: str | None = None,
-) -> Any:
+) -> Figure:
     """Returns a plotly figure with a line per series, and a band around it where there are bounds.
 
         plots.curve(result.frame[result.frame["metric"] == "mse_masked"], by="variant", log_y=True)

@@ -1,4 +1,4 @@
-"""Intervals and tests for pooled ratios: paired bootstrap, sign-flip p-values, Holm's adjustment; rank correlation.
+"""Intervals and tests for pooled ratios: paired bootstrap, sign-flip p-values, Holm's adjustment.
 
 Every example i brings a sum S_i and a count C_i; a metric's value is ΣS/ΣC. A plain per-example value has
 C_i = 1, so that the value is the mean. Where ΣC = 0 there is nothing to average and the value is NaN.
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import pandas as pd
 
 #: The level of the intervals in every table.
 LEVEL = 0.95
@@ -221,18 +220,6 @@ def least_p_notes(p_values: np.ndarray, examples: int, flips: int) -> list[str]:
         f"No p_adjusted of {number} of {examples} examples with flips={flips} is below {least:.2g}; "
         f"{' and '.join(wanted)} would do."
     ]
-
-
-def spearman(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns the rank correlation of each row of two arrays [rows items], with ties at their mean rank.
-
-    NaN where there are fewer than 3 items or all on one side are equal.
-    """
-    if one.shape[1] < 3:
-        return np.full(len(one), np.nan)
-    ranks = [pd.DataFrame(values).rank(axis=1).to_numpy() for values in (one, other)]
-    left, right = (values - values.mean(1, keepdims=True) for values in ranks)
-    return ratio((left * right).sum(1), np.sqrt((left**2).sum(1) * (right**2).sum(1)))
 
 
 def interval(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:

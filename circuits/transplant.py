@@ -18,10 +18,12 @@ from circuits.model.components import COMPONENTS, PARTS
 from circuits.model.edit_state import hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
 from circuits.model.supported import missing_weights_hint
+from circuits.model.types import IndicesLike
 from circuits.tensors import Snapshot, as_dense_tensor
 from circuits.validate import parse_indices
 
 __all__ = ["COMPONENTS", "weights"]
+__dir__ = __all__.copy
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ class Transplant(Intervention):
         return f"transplant.weights({'+'.join(self.components)}{where})"
 
 
-def weights(source: Any, components: Any, layers: Any = None) -> Transplant:
+def weights(
+    source: nn.Module | Mapping[str, Tensor], components: str | Iterable[str], layers: IndicesLike = None
+) -> Transplant:
     """Returns an intervention that gives a model some weights of `source`, a model or a state_dict of the same
     architecture.
 

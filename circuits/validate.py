@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -25,31 +24,12 @@ def is_whole(number: Any, least: int | None = None) -> bool:
 
 
 _BOUND = "batch_size= bounds the rows (examples × variants) in a forward"
-_PARTS = "give each process some of the variants, and join the results by SweepResult.concat"
-_LINE = {"line": "gradients are integrated along the input, and exact= measures the largest"}
-#: Of arguments that are gone, by function and name, what serves instead.
+#: Arguments by their former names, with what serves instead.
 _FORMER = {
-    "sweep": dict.fromkeys(("executor", "split", "done"), _PARTS)
-    | {
-        "memory": _BOUND,
-        "checkpoints": "sweep each model, and join: SweepResult.concat({label: result, ...})",
-    },
-    "patch.edges": _LINE,
-    "patch.screen": _LINE
-    | dict.fromkeys(
-        ("positions", "queries", "source_positions"),
-        'by="position" has a row for each; patch.activations takes it',
-    ),
-    "fourier.key_frequencies": {"by": "Spectrum.frame has a row for each combination"},
-    "fourier.clusters": {"by": "Spectrum.frame has a row for each combination"},
-    "plot": {"kind": "a grid of layers and heads or positions is a heatmap, everything else points"},
-    "circuit.evaluate": {"greedy": "subsets= are drawn at random"},
-    "probe.linear": {
-        "shuffles": "targets are exchanged once; another seed= exchanges others",
-        "folds": "fit once for each ridge=, and compare them on examples of their own",
-        "interventions": "call it inside `with intervene(model, ...)`",
-        "per_position": "call it for each, with positions=[p]",
-    },
+    "checkpoints": "sweep each model, and join: SweepResult.concat({label: result, ...})",
+    "chunk": _BOUND,
+    "memory": _BOUND,
+    "queries": "it is positions= now",
 }
 
 
@@ -57,14 +37,11 @@ def answers_former_names(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a public function: arguments by their former names are refused with a line that says what serves."""
     folder, caller = function.__module__.split(".")[1], function.__name__
     caller = caller if folder in ("interventions", "sweeps") else f"{folder}.{caller}"
-    former = {"chunk": _BOUND, **_FORMER.get(caller, {})}
-    if "positions" in inspect.signature(function).parameters:
-        former["queries"] = "it is positions= now"
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in former.keys() & kwargs.keys():
-            raise CircuitsError(f"{caller}: no argument {name}=; {former[name]}")
+        for name in _FORMER.keys() & kwargs.keys():
+            raise CircuitsError(f"{caller}: no argument {name}=; {_FORMER[name]}")
         return function(*args, **kwargs)
 
     return call

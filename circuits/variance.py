@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from circuits.errors import CircuitsError
@@ -23,6 +24,7 @@ from circuits.tensors import parse_numbers
 from circuits.validate import index_by_text
 
 __all__ = ["Partition", "adjusted", "explained", "partition", "total"]
+__dir__ = __all__.copy
 
 #: The products of the functions are singular if their smallest eigenvalue is below this share of the largest.
 SINGULAR = 1e-9
@@ -49,7 +51,7 @@ class Partition:
     degrees: tuple[int, ...]
 
 
-def explained(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
+def explained(values: ArrayLike, classes: ArrayLike) -> Float[Tensor, "*kinds"]:
     """Returns the share of variance over examples that class means explain (η², the squared correlation ratio).
 
     Args:
@@ -64,7 +66,7 @@ def explained(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
     return _shares(_between(parsed, kinds, "variance.explained"), parsed).reshape(shape)
 
 
-def total(values: Any, classes: Any) -> Float[Tensor, "*kinds"]:
+def total(values: ArrayLike, classes: ArrayLike) -> Float[Tensor, "*kinds"]:
     """Returns the share of `explained` for all features together: explained variance over variance, each summed."""
     parsed, kinds = _read_values(values), parse_numbers(classes, "variance.total: classes")
     between = _between(parsed, kinds, "variance.total").sum(-1, keepdim=True)
@@ -83,7 +85,7 @@ def adjusted(share: float, examples: int, degrees: int) -> float:
     return 1 - (1 - share) * (examples - 1) / degrees_left if degrees_left > 0 else float("nan")
 
 
-def partition(values: Any, classes: Mapping[str, Any]) -> Partition:
+def partition(values: ArrayLike, classes: Mapping[str, ArrayLike]) -> Partition:
     """Partitions variance by several kinds of classes: each alone, each beyond all others, and all together.
 
     Args:

@@ -34,6 +34,7 @@ __all__ = [
     "read",
     "smallest",
 ]
+__dir__ = __all__.copy
 #: What runs models comes when it is asked for: names and files are read without torch.
 _HOMES = {
     "MIB_SHARES": "_curve",
@@ -51,7 +52,3 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

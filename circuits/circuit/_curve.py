@@ -17,7 +17,7 @@ from circuits.errors import CircuitsError, format_value
 from circuits.figures.layout import draw
 from circuits.figures.panels import curve as lines
 from circuits.figures.panels import rows_to_series
-from circuits.model.types import MetricLike, TokensLike
+from circuits.model.types import BatchLike, Figure, MetricLike, RankingLike, TokensLike
 from circuits.statistics import LEVEL
 from circuits.sweeps.metrics import Row
 from circuits.tables import bounded, chosen_metrics, short_table
@@ -43,7 +43,7 @@ class Curve:
             position are the whole.
         areas: a row per ranking and metric: `CPR`, ∫ f over shares from 0 to 1, larger is better, and `CMD`, ∫ |1 − f|,
             smaller is better, by the trapezoidal rule, with intervals.
-        baseline: as in `Evaluation`.
+        baseline: a row per metric: its value in the clean and in the source run.
         settings: how, seed, draws, forwards and so on.
     """
 
@@ -58,7 +58,7 @@ class Curve:
             "CMD: mean of |1 - f|, smaller is better."
         )
 
-    def plot(self, metric: str | None = None) -> Any:
+    def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure: faithfulness over the number of members kept, a line per ranking."""
         metric, *_ = chosen_metrics(self.frame, metric)
         rows = self.frame[self.frame["metric"] == metric].sort_values("size", kind="stable")
@@ -73,12 +73,12 @@ class Curve:
 
 def curve(
     model: nn.Module,
-    rankings: Any,
+    rankings: RankingLike | Mapping[str, RankingLike],
     base: TokensLike,
     source: TokensLike,
     metric: MetricLike = None,
     *,
-    batch: Any = None,
+    batch: BatchLike = None,
     how: str = "resample",
     batch_size: int | None = None,
     sizes: Iterable[int | float] | None = None,
@@ -95,12 +95,12 @@ def curve(
     Args:
         rankings: a ranking, or several by name. One is a screening of one metric (`patch.screen`, `patch.edges`; exact
             effects where measured), or a list of names, largest first (`found.ranking(metric, by="estimate")`).
-        base: as in `evaluate`.
-        source: as in `evaluate`.
-        metric: as in `evaluate`.
-        batch: as in `evaluate`.
-        how: as in `evaluate`.
-        batch_size: as in `evaluate`.
+        base: tokens [n pos], the clean run.
+        source: tokens, whose values are on the edges outside a circuit.
+        metric: `fn(output)`, or `fn(output, batch[rows])`; default: the logit difference of the two first choices.
+        batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
+        how: what an edge outside carries: "resample", the source's values; "mean", their mean; "zero", nothing.
+        batch_size: examples in a forward; by default by the model's size.
         sizes: whole numbers of members, or shares up to 1.0 (`circuit.MIB_SHARES`); by default 20, evenly spaced on a
             logarithmic scale. Sizes beyond a ranking are left out.
         seed: of the resamples of examples.
@@ -129,13 +129,13 @@ def curve(
 
 def smallest(
     model: nn.Module,
-    ranking: Any,
+    ranking: RankingLike,
     base: TokensLike,
     source: TokensLike,
     metric: MetricLike = None,
     faithfulness: int | float = 0.9,
     *,
-    batch: Any = None,
+    batch: BatchLike = None,
     how: str = "resample",
     batch_size: int | None = None,
 ) -> Circuit:
@@ -145,14 +145,14 @@ def smallest(
     tried; the whole ranking counts as enough. Test the circuit on other examples than these.
 
     Args:
-        ranking: one, as in `curve`.
-        base: as in `evaluate`.
-        source: as in `evaluate`.
-        metric: as in `evaluate`; of several, each is to be faithful enough.
+        ranking: a screening of one metric (`patch.screen`, `patch.edges`), or a list of names, largest first.
+        base: tokens [n pos], the clean run.
+        source: tokens, whose values are on the edges outside a circuit.
+        metric: `fn(output)`, or `fn(output, batch[rows])`; of several, each is to be faithful enough.
         faithfulness: what the circuit has at least, above 0 and at most 1.
-        batch: as in `evaluate`.
-        how: as in `evaluate`.
-        batch_size: as in `evaluate`.
+        batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
+        how: what an edge outside carries: "resample", the source's values; "mean", their mean; "zero", nothing.
+        batch_size: examples in a forward; by default by the model's size.
 
     Where the gap's interval holds 0, a warning says so.
     """

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import nn
 
 from circuits.circuit._measurement import Examples, Measurement, stacked, with_interval
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.results import faithfulness_figure
+from circuits.model.types import BatchLike, Figure, MetricLike, TokensLike
 from circuits.statistics import holm, least_p_notes, sign_flip
 from circuits.sweeps.metrics import Row
 from circuits.tables import bounded, chosen_metrics, short_table
@@ -69,7 +71,7 @@ class Evaluation:
         )
         return "\n".join([*lines, *dict.fromkeys(f"Minimality: {line}" for line in limits)])
 
-    def plot(self, metric: str | None = None) -> Any:
+    def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure of the faithfulness of circuits and of random ones, under one metric (the first)."""
         metric, *_ = chosen_metrics(self.frame, metric)
         return faithfulness_figure(self.frame[self.frame["metric"] == metric], metric)
@@ -77,13 +79,13 @@ class Evaluation:
 
 @answers_former_names
 def evaluate(
-    model: Any,
+    model: nn.Module,
     circuits: Mapping[str, Circuit] | Circuit,
-    base: Any,
-    source: Any,
-    metric: Any = None,
+    base: TokensLike,
+    source: TokensLike | None,
+    metric: MetricLike = None,
     *,
-    batch: Any = None,
+    batch: BatchLike = None,
     how: str = "resample",
     batch_size: int | None = None,
     random: int = 99,
@@ -102,11 +104,12 @@ def evaluate(
     Args:
         circuits: by name, of nodes or of edges.
         base: tokens [n pos], the clean run.
-        source: tokens, as in `Circuit.keep`, whose values are on the edges outside a circuit.
-        metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
-        batch: as in `sweep`.
-        how: as in `Circuit.keep`; the source run is that of the empty circuit.
-        batch_size: examples in a forward, by default as in `sweep`; `settings` says how many.
+        source: tokens, whose values are on the edges outside a circuit; None for "zero".
+        metric: `fn(output)`, or `fn(output, batch[rows])`; default: the logit difference of the two first choices.
+        batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
+        how: what an edge outside carries: "resample", the source's values; "mean", their mean; "zero", nothing. The
+            source run is that of the empty circuit.
+        batch_size: examples in a forward; by default by the model's size. `settings` says how many.
         random: random circuits, of as many members as the circuit has that can matter (under "resample" and "mean"
             position embeddings cannot), at as many positions each; `p_random` is 1 / (1 + random) at least.
         subsets: random subsets K of a circuit for completeness (Wang et al. 2022, arXiv:2211.00593, section 4).

@@ -27,8 +27,10 @@ from circuits.errors import CircuitsError, format_value
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import nn
 
     from circuits.circuit._intervention import CircuitEdit
+    from circuits.model.types import Figure, TokensLike
 
 FORMAT = 1
 KEYS = ("format", "kind", "size", "graph", "members")
@@ -179,7 +181,7 @@ class Circuit:
 
     # ---- As an intervention
 
-    def keep(self, source: Any = None, how: str = "resample") -> CircuitEdit:
+    def keep(self, source: TokensLike | None = None, how: str = "resample") -> CircuitEdit:
         """Returns the intervention under which all edges outside the circuit carry the source's values.
 
         Those inside carry what the edited run computes. A node outside a circuit of nodes has all its outgoing edges
@@ -195,10 +197,10 @@ class Circuit:
 
         return CircuitEdit(self, parse_replacement(source, how, "circuit.keep"), keep=True)
 
-    def cut(self, source: Any = None, how: str = "resample") -> CircuitEdit:
+    def cut(self, source: TokensLike | None = None, how: str = "resample") -> CircuitEdit:
         """Returns the intervention under which the edges of the circuit carry the source's values, and no others.
 
-        Arguments as in `keep`.
+        Arguments are those of `keep`.
         """
         from circuits.circuit._intervention import CircuitEdit, parse_replacement
 
@@ -237,7 +239,7 @@ class Circuit:
         frame = pd.DataFrame(rows, columns=["name", *ends, "positions", *Effect._fields])
         return frame.astype({"estimate": float, "effect": float})
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Returns a plotly figure: the graph by layers, embeddings below and the output on top.
 
         Lines are as wide as the effects that are known; hover for them. A click on the legend hides edges into q, k or
@@ -270,7 +272,7 @@ class Circuit:
         return f"Circuit({len(self)} {members}{': ' * bool(shown)}{shown}{', ...' if len(self) > 6 else ''})"
 
 
-def edges(names: Iterable[str] | str, model: Any = None) -> Circuit:
+def edges(names: Iterable[str] | str, model: nn.Module | None = None) -> Circuit:
     """Makes a circuit of edges by name: sender -> receiver, such as "0.1 -> 1.3.q".
 
     Senders are embed, pos_embed, heads (0.1) and MLPs (mlp0); receivers are the inputs of heads (1.3.q, 1.3.k, 1.3.v),
@@ -284,17 +286,17 @@ def edges(names: Iterable[str] | str, model: Any = None) -> Circuit:
     return _make_circuit_from_names(names, "edges", model)
 
 
-def nodes(names: Iterable[str] | str, model: Any = None) -> Circuit:
+def nodes(names: Iterable[str] | str, model: nn.Module | None = None) -> Circuit:
     """Makes a circuit of nodes by name: embed, pos_embed, heads (0.1) and MLPs (mlp0).
 
     Args:
-        names: as in `edges`.
-        model: as in `edges`.
+        names: a list, or a text with one in each line or between semicolons; the same one twice counts once.
+        model: where given, nodes that it lacks are refused here, and `~` is relative to its graph.
     """
     return _make_circuit_from_names(names, "nodes", model)
 
 
-def full(model: Any, kind: str = "edges") -> Circuit:
+def full(model: nn.Module, kind: str = "edges") -> Circuit:
     """Returns the circuit of all edges of a model, or of all its nodes.
 
     Args:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from html import unescape
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import SUBTITLE_KEY, titled
+from circuits.figures.layout import SUBTITLE_KEY, Figure, titled
 
 #: File suffixes that need no exporter, and those of pictures, which plotly's exporter draws with a browser.
 PLAIN, PICTURES = (".html", ".json"), (".png", ".svg", ".pdf", ".jpg", ".webp")
@@ -21,7 +20,7 @@ MISSING = (
 
 
 def save(
-    figure: Any,
+    figure: Figure,
     path: str | PathLike[str],
     width: int | None = None,
     height: int | None = None,
@@ -33,7 +32,7 @@ def save(
 
     Args:
         width: in pixels (default: the figure's own, else 1000 × 450).
-        height: see `width`.
+        height: in pixels.
         scale: pixels of the file per pixel of the figure; not used for .svg and .pdf.
     """
     target = Path(path)
@@ -56,7 +55,7 @@ def save(
 
 
 def picture(
-    figure: Any, kind: str, width: int | None = None, height: int | None = None, scale: int | float = SCALE
+    figure: Figure, kind: str, width: int | None = None, height: int | None = None, scale: int | float = SCALE
 ) -> bytes:
     """Returns the bytes of a figure as "png", "svg" and so on."""
     # A copy, of which the subtitle is broken anew for this width.

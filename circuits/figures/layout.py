@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import takewhile
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+else:
+    Figure = Any
 
 #: Characters of a name that counts as short.
 LONGEST_SHORT = 12
@@ -271,7 +276,7 @@ def wrapped(text: str, width: float) -> str:
     return "<br>".join(part for line in text.split("<br>") for part in wrap(line, room) or [""])
 
 
-def titled(figure: Any, title: str, subtitle: str = "") -> Any:
+def titled(figure: Figure, title: str, subtitle: str = "") -> Figure:
     """Returns the figure with a title above its panels: the figure becomes higher, and its panels keep their size.
 
     A title that the figure has is replaced.
@@ -292,7 +297,7 @@ def titled(figure: Any, title: str, subtitle: str = "") -> Any:
     )
 
 
-def untitled(figure: Any) -> Any:
+def untitled(figure: Figure) -> Figure:
     """Returns a copy of the figure without the title and the height that `titled` added."""
     copy, meta = type(figure)(figure), dict(figure.layout.meta or {})
     if TITLE_HEIGHT_KEY not in meta:

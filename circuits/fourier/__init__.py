@@ -44,3 +44,4 @@ __all__ = [
     "transform",
     "variance_explained",
 ]
+__dir__ = __all__.copy

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from circuits.errors import CircuitsError
@@ -38,7 +39,7 @@ def frequencies(period: int) -> Int[Tensor, " period"]:
     return (torch.arange(int(period)) + 1) // 2
 
 
-def transform(x: Any, axes: int | Sequence[int] = 0) -> Float[Tensor, "*shape"]:
+def transform(x: ArrayLike, axes: int | Sequence[int] = 0) -> Float[Tensor, "*shape"]:
     """Returns the coefficients of x in the basis along each axis, in the shape of x, float64.
 
     The length of an axis is its period. For a p × p grid with axes (0, 1), entry (i, j) belongs to the product of row i
@@ -47,7 +48,7 @@ def transform(x: Any, axes: int | Sequence[int] = 0) -> Float[Tensor, "*shape"]:
     return _along(parse_values(x), axes, inverted=False)
 
 
-def inverse(coefficients: Any, axes: int | Sequence[int] = 0) -> Float[Tensor, "*shape"]:
+def inverse(coefficients: ArrayLike, axes: int | Sequence[int] = 0) -> Float[Tensor, "*shape"]:
     """Returns the values with these coefficients: the inverse of `transform`."""
     return _along(parse_values(coefficients), axes, inverted=True)
 
@@ -115,7 +116,9 @@ class Grid:
         object.__setattr__(self, "axes", axes)
 
     @classmethod
-    def of_inputs(cls, tokens: Any, coords: Mapping[str, int], values: int | Sequence[Sequence[int]]) -> Grid:
+    def of_inputs(
+        cls, tokens: ArrayLike, coords: Mapping[str, int], values: int | Sequence[Sequence[int]]
+    ) -> Grid:
         """Returns the grid of examples whose coordinates are the token ids at some positions.
 
         Args:
@@ -159,7 +162,7 @@ class Grid:
     def cells(self) -> int:
         return math.prod(self.sizes)
 
-    def arrange(self, x: Any, axis: int = 0) -> Tensor:
+    def arrange(self, x: ArrayLike, axis: int = 0) -> Tensor:
         """Unfolds the axis of the cells into the grid, [*sizes ...]; the other axes follow in their order."""
         x = torch.as_tensor(as_dense_tensor(x, "Grid"))
         cells_first = x.movedim(parse_axis(axis, x), 0)

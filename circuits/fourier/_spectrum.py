@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,13 +12,15 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.figures.layout import Figure
 from circuits.figures.results import spectrum_bars, spectrum_map
 from circuits.fourier._fourier_basis import Grid, frequencies, parse_axis, parse_grid, parse_values, transform
 from circuits.tables import short_table
-from circuits.validate import answers_former_names, parse_choice
+from circuits.validate import parse_choice
 
 #: A power below this share of the mean square is a rounding error.
 ROUNDING = 1e-20
@@ -52,7 +54,7 @@ class Bands:
         power = self.power.reshape(len(self.labels), -1).sum(1)
         return replace(self, power=power, constant=self.constant.sum(), variance=self.variance.sum())
 
-    def plot(self, keys: Iterable[int] = (), *, title: str | None = None) -> Any:
+    def plot(self, keys: Iterable[int] = (), *, title: str | None = None) -> Figure:
         """Returns a plotly figure with a bar for each frequency's share; `keys` (key frequencies) are marked."""
         return spectrum_bars(self.labels, self.total().share, list(keys), "frequency", title)
 
@@ -126,7 +128,7 @@ class Spectrum:
         columns = dict(zip(self.grid.axes, k, strict=True))
         return pd.DataFrame(columns).assign(power=power, share=share, norm=np.sqrt(power * self.grid.cells))
 
-    def plot(self, keys: Iterable[int] = (), *, title: str | None = None) -> Any:
+    def plot(self, keys: Iterable[int] = (), *, title: str | None = None) -> Figure:
         """Returns a plotly figure of the share of each frequency: a heatmap for two coordinates, else bars by block.
 
         Args:
@@ -140,7 +142,9 @@ class Spectrum:
         return spectrum_bars(bands.labels, bands.share, keys, unit, title)
 
 
-def spectrum(x: Any, grid: Any = None, axis: int = 0) -> Spectrum:
+def spectrum(
+    x: ArrayLike, grid: Grid | Mapping[str, int] | Sequence[int] | None = None, axis: int = 0
+) -> Spectrum:
     """Computes the spectrum of weights or activations x along one of their axes.
 
         spectrum(model.W_E[:113])                                     # embeddings of digits
@@ -161,7 +165,7 @@ def spectrum(x: Any, grid: Any = None, axis: int = 0) -> Spectrum:
     return Spectrum(layout, power)
 
 
-def gini(values: Any) -> float:
+def gini(values: ArrayLike) -> float:
     """Returns the Gini coefficient of absolute values: 0 if all are equal, near 1 if one dominates.
 
     The formula is that of Hurley and Rickard 2009. Nanda et al. 2023 apply it to the norms of Fourier components:
@@ -250,7 +254,6 @@ class KeyFrequencies:
         return len(self.keys)
 
 
-@answers_former_names
 def key_frequencies(
     spectrum: Spectrum, rule: str = "noise", number: float | int | None = None
 ) -> KeyFrequencies:
@@ -340,7 +343,6 @@ class Clusters:
         return frame.assign(share=self.share.tolist(), assigned=(self.assigned >= 0).tolist())
 
 
-@answers_former_names
 def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD) -> Clusters:
     """Clusters neurons by the frequency that explains most of their variance over the grid.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ def planned(interventions: Iterable[Any], surface: HookedModel) -> Plan:
 
 
 @contextmanager
-def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[Any]:
+def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[nn.Module]:
     """Runs the model with some edits inside a block.
 
         with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):
@@ -191,12 +191,18 @@ class Activations(Mapping[str, Tensor]):
         )
 
 
+@overload
+def run(model: nn.Module, tokens: TokensLike, *interventions: Intervention) -> Tensor: ...
+@overload
+def run(
+    model: nn.Module, tokens: TokensLike, *interventions: Intervention, cache: SitesLike
+) -> tuple[Tensor, Activations]: ...
 def run(
     model: nn.Module,
     tokens: TokensLike,
     *interventions: Intervention,
     cache: SitesLike | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Activations]:
     """Returns the model's output on `tokens` under the interventions, in eval mode and without gradients.
 
     `tokens` are ids [batch pos], or anything that `prompts` takes: texts, lists of unequal length, a tokenizer's

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.interventions.base import ActivationEdit, Intervention, MeanOverExamples, Reference, Replacement
@@ -13,7 +15,7 @@ from circuits.interventions.replacements import Computed, Mean
 from circuits.model.heads import HeadSpec, index_on_head_axis, looks_like_heads, parse_heads
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import UNITS, Site
-from circuits.model.types import HeadsLike, PositionsLike, SiteLike
+from circuits.model.types import HeadsLike, IndicesLike, PositionsLike, SiteLike
 from circuits.tensors import (
     Positions,
     Snapshot,
@@ -220,12 +222,12 @@ def parse_keys(keys: Any, caller: str) -> Positions | None:
 @answers_former_names
 def edit(
     site: SiteLike,
-    fn: Any,
+    fn: Callable[[Tensor], Tensor],
     heads: HeadsLike = None,
     positions: PositionsLike = None,
     *,
-    neurons: Any = None,
-    features: Any = None,
+    neurons: IndicesLike = None,
+    features: IndicesLike = None,
 ) -> Edit:
     """Replaces the activation at `site` by `fn(activation)`: steering, scaling, noise, anything.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,10 @@ class Draws:
 
     def __len__(self) -> int:
         return len(self.interventions)
+
+
+#: What a row of a sweep is about: an intervention, several that act together, or draws of one.
+VariantLike = Intervention | Draws | Sequence[Intervention]
 
 
 def draws(make: Callable[[int], Intervention], count: int, seed: int = 0) -> Draws:

@@ -307,11 +307,11 @@ def visible(scores: Tensor) -> Tensor:
     return scores > torch.finfo(scores.dtype).min / 2
 
 
-def derangement(size: int, seed: int) -> Tensor:
-    """Draws a permutation of `size` rows without a fixed point, uniform among all of them, from its own generator."""
+def derangement(size: int, seed: int | torch.Generator) -> Tensor:
+    """Draws a permutation of `size` rows without a fixed point, uniform among all of them."""
     if size < 2:
         raise CircuitsError(f"a resample needs a batch of at least 2 examples, got {size}")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
     rows = torch.arange(size)
     while True:
         order = torch.randperm(size, generator=generator)
@@ -428,23 +428,6 @@ def _paired_columns(at: Positions, source_real: Tensor, current: Tensor, context
             )
         columns = torch.where(here, theirs, columns)
     return columns.clamp(min=0)
-
-
-def chosen_columns(positions: Positions | Snapshot | None, real: Tensor, label: str) -> list[Tensor]:
-    """Returns the columns of the chosen positions of each row, in order."""
-    if positions is None:
-        return []
-    if isinstance(positions, Snapshot):
-        chosen = positions.tensor.to(real.device)
-        if chosen.ndim == 1 and len(chosen) == real.shape[1]:
-            chosen = chosen.expand_as(real)
-        if chosen.shape != real.shape:
-            raise CircuitsError(
-                f"{label}: a mask of positions is {list(chosen.shape)}, its inputs are {list(real.shape)}"
-            )
-        return [(row & kept).nonzero().flatten() for row, kept in zip(chosen, real, strict=True)]
-    select_positions(positions, real.shape[1], label, real)
-    return list(columns_of(positions, real))
 
 
 def select_own_positions(

@@ -17,13 +17,14 @@ from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError
 from circuits.figures.results import shares_figure
 from circuits.interventions.apply import intervene, run_with_padding
+from circuits.interventions.base import Intervention
 from circuits.logit_lens._stream_parts import ReadOut, components, needed, streams
 from circuits.model.edit_state import mark_running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts, taken
 from circuits.model.sites import Site
-from circuits.model.types import MetricLike, PositionsLike, TokensLike
+from circuits.model.types import BatchLike, Figure, MetricLike, PositionsLike, TokensLike
 from circuits.statistics import LEVEL, summarise
 from circuits.sweeps.metrics import Metric, is_pair, parse_metric_values, quote_metric
 from circuits.tables import short_table
@@ -38,12 +39,12 @@ _LAST = ("edits", "constant", "nonlinear")
 def lens(
     model: nn.Module,
     tokens: TokensLike,
-    *given: Any,
+    *given: Callable[..., Any] | Intervention,
     metric: MetricLike = None,
-    batch: Any = None,
+    batch: BatchLike = None,
     positions: PositionsLike = None,
     batch_size: int | None = None,
-) -> Any:
+) -> DirectAttribution | Lens:
     """Returns each component's signed share of a metric; without a metric, of each logit.
 
         lens(model, prompts, logit_difference(" Paris", " Rome"))        # a DirectAttribution
@@ -57,18 +58,19 @@ def lens(
     Args:
         tokens: ids [batch pos], or anything that `prompts` takes.
         given: the metric, and interventions, which are in force.
-        metric: as in `sweep`, made of torch operations; it gives one value, or one pair (sum, count), per example.
-        batch: as in `sweep`.
+        metric: `fn(output)`, or `fn(output, batch[rows])`, of torch operations: a value, or a pair (sum, count), each.
+        batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
         positions: with a metric, where it reads (default: what it says itself). Without one, the positions that are
             kept, whole numbers that count in each prompt's own tokens; default: all.
-        batch_size: examples in a forward, by default as in `sweep`; `settings` says how many.
+        batch_size: examples in a forward; by default by the model's size. `settings` says how many.
 
     Norms must be LayerNorm, RMS or none, and the unembedding linear, but for a soft cap: a model whose contributions do
     not add up to its output is refused with `CircuitsError`. Eval mode, no gradients.
     """
     surface = HookedModel.of(model)
-    if given and metric is None and callable(given[0]):
-        metric, *given = given  # type: ignore[assignment]
+    edits: list[Any] = list(given)
+    if edits and metric is None and callable(edits[0]):
+        metric = edits.pop(0)
     prompts = parse_prompts(surface, tokens, "lens")
     surface.check_prompts(prompts, "lens: tokens")
     parts = surface.n_layers * (surface.n_heads + 4) * (surface.sizes["d_model"] or 1)
@@ -77,14 +79,14 @@ def lens(
         raise CircuitsError("lens: batch= goes with metric=")
 
     def measured(size: int) -> Any:
-        runs = _runs(surface, prompts, bool(given), size)
+        runs = _runs(surface, prompts, bool(edits), size)
         if metric is None:
             return _build_lens(surface, prompts, runs, positions)
         of_metric = Metric.of(metric, batch, (surface, prompts), "lens", positions)
         return _attribute_metric(surface, runs, of_metric, size)
 
     # One block spans everything, so that contributions use the weights that interventions put in.
-    with intervene(model, *given):
+    with intervene(model, *edits):
         return run_within_memory(size, measured)
 
 
@@ -361,7 +363,7 @@ class DirectAttribution:
         table = short_table(self.frame, ("component", "share", "share_ci_low", "share_ci_high"))
         return f"Direct shares of {self.name}, {mean:.4g} on average:\n{table}"
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Returns a plotly figure of the shares: of each layer's attention and MLP as bars, of each head as a map."""
         return shares_figure(self.layers, self.frame, self.name)
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from circuits.errors import CircuitsError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from circuits.model.hooked_model import HookedModel
     from circuits.model.sites import SiteKind
 
@@ -43,7 +45,7 @@ class KeyValueGroup:
     def __str__(self) -> str:
         return f"{self.layer}.k{self.group}"
 
-    def serves(self, model: Any) -> tuple[Head, ...]:
+    def serves(self, model: nn.Module | HookedModel) -> tuple[Head, ...]:
         """Returns the heads of a model (or of a `HookedModel`) that share these keys and values."""
         from circuits.model.hooked_model import HookedModel
 
@@ -53,6 +55,8 @@ class KeyValueGroup:
 
 
 AnyHead = Head | KeyValueGroup
+#: "all", "0.1", "2.3-5, L0H1", a `Head`, pairs (layer, head), a list of them.
+HeadsLike = str | AnyHead | Iterable[str | AnyHead | tuple[int, int]] | None
 
 
 def index_on_head_axis(one: AnyHead) -> int:
@@ -197,10 +201,10 @@ def names_heads(given: Any) -> bool:
 
 
 @overload
-def heads(spec: Literal["all"], model: Any) -> tuple[Head, ...]: ...
+def heads(spec: Literal["all"], model: nn.Module) -> tuple[Head, ...]: ...
 @overload
-def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]: ...
-def heads(spec: Any, model: Any) -> tuple[AnyHead, ...]:
+def heads(spec: HeadsLike, model: nn.Module) -> tuple[AnyHead, ...]: ...
+def heads(spec: HeadsLike, model: nn.Module) -> tuple[AnyHead, ...]:
     """Returns the heads that `spec` names in `model`, 0-based, without repeats, never empty.
 
     `spec` is "all", "0.1, 2.3-5" (layer.head, a range of heads with its end included), "L0H1", "0.1+0.2",

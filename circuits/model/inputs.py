@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Given, Prompts, Texts, Words
+from circuits.model.types import TokensLike
 from circuits.tensors import as_dense_tensor
 from circuits.validate import parse_choice, parse_inputs
 
 
-def prompts(model: nn.Module, given: Any, side: str | None = None) -> Prompts:
+def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Prompts:
     """Makes inputs for a model, in one batch, with a mask where lengths differ.
 
         prompts(model, ["The cat sat", "A dog"])

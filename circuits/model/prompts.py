@@ -76,7 +76,7 @@ class Prompts:
         columns = self.shape[1] - 1 - self.real.int().flip(1).argmax(1)
         return x[torch.arange(len(self), device=x.device), columns.to(x.device)]
 
-    def nan_at_padding(self, x: Any, axis: int = 1) -> Any:
+    def nan_at_padding(self, x: Tensor, axis: int = 1) -> Tensor:
         """Returns activations [batch ...] with NaN at padding along an axis of positions; all else as it is."""
         if not self.padded or not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim <= axis:
             return x

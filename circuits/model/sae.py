@@ -21,7 +21,7 @@ from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.model.activation_recording import kept_last
 from circuits.model.edit_state import get_edit_state, hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
-from circuits.model.sites import ERROR, FEATURES, KINDS, Site, part_of
+from circuits.model.sites import ERROR, FEATURES, KINDS, Site, SiteLike, part_of
 
 CALLER = "splice"
 Function = Callable[[Tensor], Tensor]
@@ -76,7 +76,7 @@ class SAEInsertion(nn.Module):
 
 
 @contextmanager
-def splice(model: nn.Module, autoencoders: Mapping[Any, Any]) -> Iterator[Any]:
+def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[nn.Module]:
     """Puts sparse autoencoders (SAEs) in line inside a block; their features are sites of the model there.
 
         with splice(model, {"resid_post.1": sae}):

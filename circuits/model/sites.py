@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from circuits.errors import CircuitsError
 
@@ -162,7 +161,7 @@ class Site:
             raise CircuitsError(f"site {self.name!r} has no layer {self.layer}")
 
     @classmethod
-    def parse(cls, spec: Any) -> Site:
+    def parse(cls, spec: SiteLike) -> Site:
         """Reads "z", "z.2", a full hook name, or a Site."""
         if isinstance(spec, Site) or not isinstance(spec, str):
             return spec if isinstance(spec, Site) else cls(spec)
@@ -180,6 +179,10 @@ class Site:
 
     def __str__(self) -> str:
         return self.name if self.layer is None else f"{self.name}.{self.layer}"
+
+
+#: "z.1", "resid_post", a full hook name, a `Site`.
+SiteLike = str | Site
 
 
 def closest_sites(name: str, among: Iterable[str] = KINDS) -> list[str]:

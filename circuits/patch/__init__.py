@@ -12,3 +12,4 @@ from circuits.patch._edges import edges
 from circuits.patch._screen import attribution, screen
 
 __all__ = ["activations", "attribution", "edges", "path", "screen"]
+__dir__ = __all__.copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -24,20 +25,21 @@ from circuits.interventions.replacements import FromTensors, FromTokens
 from circuits.model.heads import Head, HeadSpec, KeyValueGroup, looks_like_heads, names_heads, parse_heads
 from circuits.model.inputs import is_encoding, parse_given
 from circuits.model.sites import Site
+from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
 from circuits.tensors import Positions, Snapshot, Span
 from circuits.validate import answers_former_names, parse_choice
 
 
 @answers_former_names
 def activations(
-    site: Any,
-    source: Any,
-    heads: Any = None,
-    positions: Any = None,
+    site: SiteLike,
+    source: TokensLike,
+    heads: HeadsLike = None,
+    positions: PositionsLike = None,
     *,
-    neurons: Any = None,
-    features: Any = None,
-    source_positions: Any = None,
+    neurons: IndicesLike = None,
+    features: IndicesLike = None,
+    source_positions: PositionsLike = None,
 ) -> Edit:
     """Replaces the activation at `site` by that of `source`, at some heads and positions or at all.
 
@@ -60,13 +62,13 @@ def activations(
 
 @answers_former_names
 def path(
-    sender: Any,
-    receiver: Any,
-    source: Any,
+    sender: PlacesLike,
+    receiver: PlacesLike | Sequence[PlacesLike | tuple[SiteLike, HeadsLike]],
+    source: TokensLike,
     through: str | None = None,
     *,
-    positions: Any = None,
-    source_positions: Any = None,
+    positions: PositionsLike = None,
+    source_positions: PositionsLike = None,
 ) -> Path:
     """Patches the direct path between two components (Wang et al. 2022, arXiv:2211.00593, section 3.1).
 
@@ -82,10 +84,10 @@ def path(
             "mlp_pre.1", a pair of such a site and heads or groups ("q", "2.3"), "output": the last residual stream; or
             a list or tuple of these, which receive at once: [("q", "2.3"), "mlp_pre.1", "output"]. Circuits' names are
             read as well: "2.3.q", "2.k1.v", "mlp1".
-        source: as in `activations`.
-        through: "mlps" or None, see above.
+        source: tokens [batch pos] or texts, or a mapping from hook names to tensors, as `cache` gives.
+        through: "mlps": those between recompute; None: they are frozen.
         positions: those at which the sender is replaced. The direction is source -> run.
-        source_positions: as in `activations`.
+        source_positions: those of the source that go with `positions`, in their order; default: the same.
     """
     caller = "patch.path"
     node = find_node(sender.strip()) if isinstance(sender, str) else None

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.circuit._component_graph import Graph, Input, Node
 from circuits.errors import CircuitsError, format_value
@@ -20,6 +20,7 @@ from circuits.model.heads import KeyValueGroup, format_head_label
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import own_positions
 from circuits.model.sites import Site
+from circuits.model.types import BatchLike, MetricLike, TokensLike
 from circuits.patch._activations import place_of_input, place_of_node
 from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, Run, parse_steps
 from circuits.patch._screen_result import ScreenOptions, ScreenResult, parse_options, ranked
@@ -43,12 +44,12 @@ class _Receivers(NamedTuple):
 
 @answers_former_names
 def edges(
-    model: Any,
-    base: Any,
-    source: Any,
-    metric: Any = None,
+    model: nn.Module,
+    base: TokensLike,
+    source: TokensLike | None,
+    metric: MetricLike = None,
     *,
-    batch: Any = None,
+    batch: BatchLike = None,
     how: str = "resample",
     spans: Mapping[str, Sequence[int]] | None = None,
     method: str = "integrated",
@@ -69,10 +70,12 @@ def edges(
     head and the stream, the change is what the norm makes of it to first order, in the run of the gradient.
 
     Args:
-        base: as in `patch.screen`.
-        source: as in `patch.screen`; for how="mean" any batch, for "zero" None.
-        metric: as in `patch.screen`; likewise the arguments that are not named here.
-        how: what an edge carries, as in `circuit.keep`: "resample", what the sender has on the source; "mean", the mean
+        base: tokens [batch pos] of the run that is edited, or anything that `circuits.prompts` takes.
+        source: the same, with as many tokens in each row, or a single row; for how="mean" any batch, for "zero" None.
+        metric: `fn(output)`, or `fn(output, batch[rows])`, of torch operations: a value per example [n], or a dict of
+            several. Default: `logit_diff`, of base's first and second choice.
+        batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
+        how: what an edge carries: "resample", what the sender has on the source; "mean", the mean
             of that over the source's examples, per position; "zero", nothing. "Source" is then a run in which every
             sender has that value.
         spans: positions by name, {"noun": [6, 7, 8]}, counted from 0 in each prompt's own tokens and within the
@@ -82,6 +85,11 @@ def edges(
             mean of the gradients at `steps` midpoints between the network's embeddings on base and on the source (Hanna
             et al. 2024, arXiv:2403.17806). "gim", the same with GIM's backward pass (Edin et al. 2025,
             arXiv:2505.17630; of a HookedTransformer), but for norms on the stream itself, of post-norm models.
+        steps: runs between base and source, of "integrated" and "gim".
+        exact: the number of rows of each metric, the first ones, that are also swept; or "all".
+        rank: "mean", by |mean estimate|, or "size", by mean |estimate|: signs that differ cancel in the mean.
+        batch_size: examples in a forward and its backward pass, and examples × patches where these are measured.
+        seed: of the bootstrap and of the sign-flip test, which have `draws` resamples and `flips` flips.
 
     Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks the MLP does
     not hear the heads of its layer. Position embeddings are a sender under "zero" alone: on a source, and in the mean

@@ -16,7 +16,7 @@ from circuits.model.heads import AnyHead, Head, HeadSpec, format_head_label, mak
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import own_positions
 from circuits.model.sites import UNITS, Site
-from circuits.model.types import MetricLike, SiteLike, TokensLike
+from circuits.model.types import BatchLike, MetricLike, SiteLike, SitesLike, TokensLike
 from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, parse_steps
 from circuits.patch._screen_result import ScreenResult, parse_options, ranked
 from circuits.sweeps.metrics import Measurements, PerExample, Row
@@ -51,13 +51,13 @@ class _Part(NamedTuple):
 
 @answers_former_names
 def screen(
-    model: Any,
-    base: Any,
-    source: Any,
-    metric: Any = None,
-    sites: Any = None,
+    model: nn.Module,
+    base: TokensLike,
+    source: TokensLike,
+    metric: MetricLike = None,
+    sites: SitesLike | None = None,
     *,
-    batch: Any = None,
+    batch: BatchLike = None,
     by: str = "component",
     method: str = "integrated",
     steps: int = 5,
@@ -73,17 +73,18 @@ def screen(
     Args:
         base: tokens [batch pos] of the run that is edited, or anything that `circuits.prompts` takes.
         source: the same, with as many tokens as base in each row, or a single row.
-        metric: as in `sweep`, made of torch operations. Default: `logit_diff`, of base's first and second choice.
-        batch: as in `sweep`.
+        metric: `fn(output)`, or `fn(output, batch[rows])`, of torch operations: a value per example [n], or a dict of
+            several. Default: `logit_diff`, of base's first and second choice.
+        batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
         sites: one or several, of a layer ("mlp_out.1") or of every one ("z"); default: embed, z and mlp_out.
         by: what has a row: "component", each head (key-value group) where the site has them, else the site of a layer;
             "position", each of these at each position; "neuron"; or "feature", of a spliced SAE.
-        method: "gradient" or "integrated", see below.
+        method: "gradient", that at base; or "integrated", the mean along the way from base to source.
         steps: runs between base and source, of "integrated".
         exact: the number of rows of each metric, the first ones, that are also swept; or "all".
         rank: "mean", by |mean estimate|, or "size", by mean |estimate|: signs that differ cancel in the mean.
         batch_size: examples in a forward and its backward pass, and examples × patches where these are measured.
-        seed: of the statistics, as in `sweep`; likewise `draws` and `flips`.
+        seed: of the bootstrap and of the sign-flip test, which have `draws` resamples and `flips` flips.
 
     The estimate is (source − base)·gradient: the metric's at base (Nanda 2023), unreliable where base is near the
     minimum of a loss; or the mean of those at `steps` midpoints between the embeddings of base and source (Hanna et al.
@@ -116,7 +117,7 @@ def attribution(
     metric: MetricLike = None,
     site: SiteLike = "z",
     *,
-    batch: Any = None,
+    batch: BatchLike = None,
     by: str = "auto",
     batch_size: int | None = None,
     seed: int = 0,
@@ -128,16 +129,16 @@ def attribution(
     The estimate is (source − base)·∂metric/∂site (Nanda 2023, "Attribution patching").
 
     Args:
-        base: as in `screen`.
-        source: as in `screen`; the layout may differ.
-        metric: as in `screen`.
+        base: tokens [batch pos] of the run that is edited, or anything that `circuits.prompts` takes.
+        source: the same, with as many tokens in each row; the layout may differ.
+        metric: `fn(output)`, or `fn(output, batch[rows])`, of torch operations. Default: `logit_diff`.
         site: one site, of one layer ("resid_pre.1") or of every one ("z").
-        batch: as in `sweep`.
+        batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
         by: the parts that get a row: "head", "position", "head,position", "neuron", "feature" (of a spliced
             SAE) or "layer"; "auto" takes heads where the site has them (at k and v under grouped-query attention:
             key-value groups), else positions.
-        batch_size: examples in a forward and its backward pass, by default as in `screen`.
-        seed: of the statistics, as in `sweep`; likewise `draws` and `flips`.
+        batch_size: examples in a forward and its backward pass, by default by the model's size.
+        seed: of the bootstrap and of the sign-flip test, which have `draws` resamples and `flips` flips.
 
     A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus the
     estimate. Where the metric returns (sum, count) pairs, counts are those at base. The direction, source -> base, is

@@ -14,6 +14,7 @@ from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.figures.results import screening_figure
 from circuits.interventions.base import Intervention
+from circuits.model.types import Figure
 from circuits.patch._gradients import PatchExamples
 from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio
 from circuits.sweeps.metrics import PerExample, Row, unedited_metrics
@@ -82,7 +83,7 @@ class ScreenResult:
         """Returns the names of all nodes or edges, as `circuit.curve` reads them, the largest first as in `top`."""
         return self._names(self._rank_rows(metric, by, "ranking"), "ranking")
 
-    def plot(self, metric: str | None = None) -> Any:
+    def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure with a panel per metric: exact effect against estimate, and the identity line."""
         return screening_figure(self.frame, chosen_metrics(self.frame, metric))
 

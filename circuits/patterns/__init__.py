@@ -53,3 +53,4 @@ __all__ = [
     "row",
     "scores",
 ]
+__dir__ = __all__.copy

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.prompts import Prompts
-from circuits.patterns._pattern_reading import PatternPass, parse_draws, parse_layers, parse_run
+from circuits.model.types import ArrayLike, IndicesLike, PositionsLike, TokensLike
+from circuits.patterns._pattern_reading import PatternPass, Recorded, parse_draws, parse_layers, parse_run
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import short_table
 from circuits.tensors import parse_numbers
@@ -68,12 +68,12 @@ class Following(_PairedMeasure):
 
 @answers_former_names
 def movement(
-    model: Any,
-    tokens: Shaped[Tensor, "batch pos *input"] | Any,
-    other: Shaped[Tensor, "batch pos *input"] | Any,
+    model: nn.Module,
+    tokens: TokensLike | Recorded,
+    other: TokensLike | Recorded,
     *,
-    positions: Any = None,
-    layers: Any = None,
+    positions: PositionsLike = None,
+    layers: IndicesLike = None,
     seed: int = 0,
     draws: int = 1000,
     batch_size: int | None = None,
@@ -89,7 +89,7 @@ def movement(
     Args:
         positions: compare these queries only: numbers, or a boolean mask [batch pos].
         layers: only these. seed also draws the bootstrap, of `draws` resamples.
-        batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
+        batch_size: examples in a forward; by default by the model's size. Inside `intervene` the edits are in force.
     """
     caller = "patterns.movement"
     pairs = _Pairs.of(caller, model, tokens, other, layers, positions, seed, draws)
@@ -115,15 +115,15 @@ def movement(
 
 @answers_former_names
 def follow(
-    model: Any,
-    tokens: Shaped[Tensor, "batch pos *input"] | Any,
-    other: Shaped[Tensor, "batch pos *input"] | Any,
-    groups: Any,
-    before: Any,
-    after: Any,
+    model: nn.Module,
+    tokens: TokensLike | Recorded,
+    other: TokensLike | Recorded,
+    groups: ArrayLike,
+    before: ArrayLike,
+    after: ArrayLike,
     *,
-    positions: Any = None,
-    layers: Any = None,
+    positions: PositionsLike = None,
+    layers: IndicesLike = None,
     seed: int = 0,
     draws: int = 1000,
     batch_size: int | None = None,
@@ -142,7 +142,7 @@ def follow(
         layers: only these.
         seed: draws the bootstrap and the pairs of `unpaired`.
         draws: the number of bootstrap resamples.
-        batch_size: examples in a forward, by default as in `sweep`.
+        batch_size: examples in a forward; by default by the model's size.
 
     Inside `intervene` the edits are in force.
     """

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError
@@ -24,6 +24,7 @@ from circuits.model.hooks import Function
 from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
+from circuits.model.types import Figure, IndicesLike, PositionsLike, TokensLike
 from circuits.tensors import Snapshot
 from circuits.validate import answers_former_names, is_whole, parse_indices
 
@@ -44,12 +45,14 @@ class Recorded:
 
     layers: tuple[int, ...]
     prompts: Prompts = field(repr=False)
-    model: Any = field(repr=False)
+    model: nn.Module = field(repr=False)
     patterns: Patterns = field(repr=False)
 
 
 @answers_former_names
-def record(model: Any, tokens: Any, layers: Any = None, *, batch_size: int | None = None) -> Recorded:
+def record(
+    model: nn.Module, tokens: TokensLike, layers: IndicesLike = None, *, batch_size: int | None = None
+) -> Recorded:
     """Runs a model once and keeps its attention patterns, for several functions of this module.
 
     What comes out is what the tokens give, without another forward pass. A recorded pattern takes one number of the
@@ -58,7 +61,7 @@ def record(model: Any, tokens: Any, layers: Any = None, *, batch_size: int | Non
     Args:
         tokens: ids [batch pos], or anything that `circuits.prompts` takes.
         layers: only these.
-        batch_size: examples in a forward, by default as in `sweep`.
+        batch_size: examples in a forward; by default by the model's size.
 
     Inside `intervene` the edits are in force, and stay so in what was recorded.
     """
@@ -94,7 +97,7 @@ class Maps:
     def __repr__(self) -> str:
         return f"Maps of layers {self.layers}, means over {self.n} examples: .mean, .diffuseness, .of, .plot"
 
-    def of(self, head: Any) -> Float[Tensor, "query key"]:
+    def of(self, head: tuple[int, int]) -> Float[Tensor, "query key"]:
         """Returns the map of one head (layer, head)."""
         layer, index = head
         if layer not in self.layers or not 0 <= index < self.mean.shape[1]:
@@ -107,10 +110,10 @@ class Maps:
     def plot(
         self,
         labels: Sequence[str] | None = None,
-        titles: Mapping[Any, str] | None = None,
+        titles: Mapping[Head, str] | None = None,
         *,
         title: str | None = None,
-    ) -> Any:
+    ) -> Figure:
         """Returns a plotly figure with a heatmap per head, layers down, heads across, in one colour scale.
 
         Args:
@@ -123,11 +126,11 @@ class Maps:
 
 @answers_former_names
 def attention(
-    model: Any,
-    tokens: Shaped[Tensor, "batch pos *input"] | Any,
-    layers: Any = None,
+    model: nn.Module,
+    tokens: TokensLike | Recorded,
+    layers: IndicesLike = None,
     *,
-    positions: Any = None,
+    positions: PositionsLike = None,
     batch_size: int | None = None,
 ) -> Maps:
     """Computes every head's mean attention map in one pass; its memory does not grow with the number of examples.
@@ -137,7 +140,7 @@ def attention(
         layers: only these.
         positions: those of queries, numbers or a boolean mask [batch pos]; a query's row is the mean over the examples
             that select it.
-        batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
+        batch_size: examples in a forward; by default by the model's size. Inside `intervene` the edits are in force.
     """
     reading = PatternPass.of("patterns.attention", model, tokens, layers, positions)
     prompts, shape = reading.prompts, (len(reading.layers), reading.surface.n_heads)

@@ -9,13 +9,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.figures.results import by_head, heads_figure
 from circuits.model.heads import AnyHead, Head, parse_heads
-from circuits.patterns._pattern_reading import PatternPass, parse_draws
+from circuits.model.types import (
+    BatchLike,
+    Figure,
+    HeadsLike,
+    IndicesLike,
+    PositionsLike,
+    TemplateLike,
+    TokensLike,
+)
+from circuits.patterns._pattern_reading import PatternPass, Recorded, parse_draws
 from circuits.patterns._templates import parse_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import bounded, short_table
@@ -51,7 +59,7 @@ class Scores:
     def __repr__(self) -> str:
         return short_table(self.frame, [*_KEYS, *bounded("score"), "chance", "corrected", "bits"])
 
-    def plot(self, column: str = "score") -> Any:
+    def plot(self, column: str = "score") -> Figure:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""
         parse_choice(column, ("score", "chance", "effect", "corrected", "bits"), "plot", "column")
         of = self.frame.groupby("template", sort=False)
@@ -71,13 +79,13 @@ class Scores:
 
 @answers_former_names
 def scores(
-    model: Any,
-    tokens: Shaped[Tensor, "batch pos *input"] | Any,
-    templates: Mapping[str, Any],
+    model: nn.Module,
+    tokens: TokensLike | Recorded,
+    templates: Mapping[str, TemplateLike],
     *,
-    batch: Any = None,
-    positions: Any = None,
-    layers: Any = None,
+    batch: BatchLike = None,
+    positions: PositionsLike = None,
+    layers: IndicesLike = None,
     seed: int = 0,
     draws: int = 1000,
     batch_size: int | None = None,
@@ -94,19 +102,19 @@ def scores(
         layers: only these.
         seed: the seed of the bootstrap.
         draws: the number of its resamples.
-        batch_size: examples in a forward, by default as in `sweep`. Inside `intervene` the edits are in force.
+        batch_size: examples in a forward; by default by the model's size. Inside `intervene` the edits are in force.
     """
     caller = "patterns.scores"
     reading = PatternPass.of(caller, model, tokens, layers, positions)
     prompts, heads = reading.prompts, reading.heads
-    tokens, batch = prompts.tokens, parse_batch(batch, caller)
+    tokens, given = prompts.tokens, parse_batch(batch, caller)
     seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
-    if batch is not None:
-        check_batch_length(batch, len(tokens), caller)
-    named = parse_templates(templates, tokens, batch is not None)
+    if given is not None:
+        check_batch_length(given, len(tokens), caller)
+    named = parse_templates(templates, tokens, given is not None)
     sums = np.zeros((3, len(reading.layers), reading.surface.n_heads, len(named), len(tokens)))
     for rows, query_mask in reading.chunks(batch_size):
-        examples = tokens[rows] if batch is None else batch[rows]
+        examples = tokens[rows] if given is None else given[rows]
         keys = [template_keys(name, one, examples, rows, prompts[rows]) for name, one in named.items()]
         marked = torch.stack(torch.broadcast_tensors(*keys), dim=-1).to(query_mask.device)
         for at, pattern, seen in reading.patterns(rows):
@@ -195,14 +203,14 @@ class Classes:
     def __repr__(self) -> str:
         return short_table(self.frame, list(self.frame.columns))
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Returns a plotly figure of the class of each head, layers down, heads across, coloured by corrected score."""
         scored = self.frame if "corrected" in self.frame else self.frame.assign(corrected=np.nan)
         maps = {"": by_head(scored, "corrected")}
         text = by_head(self.frame, "class")
         return heads_figure(maps, "corrected", "What each head attends to", self.rule, text=text)
 
-    def __getitem__(self, head: Any) -> str:
+    def __getitem__(self, head: tuple[int, int]) -> str:
         """Returns the class of a head (layer, head)."""
         for name, heads in self.groups.items():
             if head in heads:
@@ -215,7 +223,7 @@ def classify(
     threshold: float = 0.5,
     *,
     unless: Mapping[str, str] | None = None,
-    among: Mapping[str, Any] | None = None,
+    among: Mapping[str, HeadsLike] | None = None,
 ) -> Classes:
     """Assigns each head the template that it attends to, or "other", or "unclear".
 
@@ -237,13 +245,13 @@ def classify(
         raise CircuitsError(f"patterns.classify: threshold is above 0 and at most 1; got {threshold!r}")
     if reserved := {OTHER, UNCLEAR}.intersection(scores.templates):
         raise CircuitsError(f"patterns.classify: {reserved.pop()!r} is no name for a template here")
-    unless, among = dict(unless or {}), {name: _heads(heads) for name, heads in (among or {}).items()}
-    for name in (*unless, *unless.values(), *among):
+    unless, only = dict(unless or {}), {name: _heads(heads) for name, heads in (among or {}).items()}
+    for name in (*unless, *unless.values(), *only):
         if name not in scores.templates:
             raise CircuitsError(
                 f"patterns.classify: no template {name!r}; there are {', '.join(scores.templates)}"
             )
-    of_class = {name: () if name in unless.values() else among.get(name) for name in scores.templates}
+    of_class = {name: () if name in unless.values() else only.get(name) for name in scores.templates}
     excluded = [[of is not None and head not in of for of in of_class.values()] for head in scores.heads]
     rows = _classify_by_template(scores, threshold, unless, np.array(excluded))
     keys = [{"layer": head.layer, "head": head.head} for head in scores.heads]

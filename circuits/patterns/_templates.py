@@ -19,17 +19,17 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.edits import parse_keys
 from circuits.model.prompts import Prompts
-from circuits.model.types import PositionsLike, TokensLike
+from circuits.model.types import ArrayLike, PositionsLike, TokensLike
 from circuits.tensors import as_dense_tensor, select_positions
 from circuits.validate import index_by_text, is_whole
 
 
-def identity(length: Any) -> Bool[Tensor, "query key"]:
+def identity(length: int | TokensLike) -> Bool[Tensor, "query key"]:
     """Marks the query's own position; of a length, or of tokens [batch pos]."""
     return previous(length, 0)
 
 
-def previous(length: Any, by: int = 1) -> Bool[Tensor, "query key"]:
+def previous(length: int | TokensLike, by: int = 1) -> Bool[Tensor, "query key"]:
     """Marks the position `by` before the query's, none for the first `by` queries; of a length, or of tokens [batch
     pos].
     """
@@ -62,7 +62,7 @@ def _same(line: Tensor, itself: bool) -> Tensor:
     return same if itself else same & ~identity(len(line))
 
 
-def marked(mask: Any) -> Bool[Tensor, "batch query key"]:
+def marked(mask: ArrayLike) -> Bool[Tensor, "batch query key"]:
     """Marks for every query the positions that `mask` [batch pos] marks in its example, such as the masked entries."""
     mask = as_dense_tensor(mask, "patterns.marked")
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:

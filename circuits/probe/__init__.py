@@ -10,3 +10,4 @@ further passes.
 from circuits.probe._linear import LinearMap, ProbeResult, linear
 
 __all__ = ["LinearMap", "ProbeResult", "linear"]
+__dir__ = __all__.copy

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import run_within_memory
@@ -21,6 +21,7 @@ from circuits.model.edit_state import mark_running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
+from circuits.model.types import ArrayLike, Figure, HeadsLike, PositionsLike, SitesLike, TokensLike
 from circuits.probe._probe_inputs import (
     CLASSIFICATION,
     Entries,
@@ -41,19 +42,19 @@ MOST_KEPT = 2**31
 
 @answers_former_names
 def linear(
-    model: Any,
-    tokens: Any,
-    targets: Any,
-    sites: Any = "resid_post",
+    model: nn.Module,
+    tokens: TokensLike,
+    targets: ArrayLike | Mapping[str, ArrayLike],
+    sites: SitesLike = "resid_post",
     *,
-    kind: Any = "regression",
-    heads: Any = None,
-    positions: Any = None,
-    splits: Any = None,
-    test: Any = 0.25,
+    kind: str | Mapping[str, str] = "regression",
+    heads: HeadsLike = None,
+    positions: PositionsLike = None,
+    splits: Mapping[str, ArrayLike] | None = None,
+    test: float | slice | ArrayLike = 0.25,
     intercept: bool = False,
     ridge: float | None = None,
-    untrained: Any = None,
+    untrained: nn.Module | None = None,
     batch_size: int | None = None,
     seed: int = 0,
     draws: int = 1000,
@@ -72,7 +73,7 @@ def linear(
         intercept: whether to fit an intercept, which is not penalised.
         ridge: a penalty, Σ(y − xw)² + ridge·|w|²; None: none.
         untrained: a model of the same architecture, whose probes are a control; open blocks of `model` do not edit it.
-        batch_size: as in `sweep`.
+        batch_size: examples in a forward; by default by the model's size.
         seed: of the held-out examples, the exchange of targets and the bootstrap.
         draws: bootstrap resamples.
 
@@ -319,7 +320,7 @@ class ProbeResult:
     def __repr__(self) -> str:
         return short_table(self.frame, SHOWN)
 
-    def plot(self, metric: str | Sequence[str] | None = None) -> Any:
+    def plot(self, metric: str | Sequence[str] | None = None) -> Figure:
         """Returns a plotly figure with a panel per metric and target: values over layers, with intervals as bands.
 
         Shuffled targets are dotted, the untrained model is dashed.
@@ -366,9 +367,7 @@ def _measured(predicted: Tensor, true: Tensor, target: Target) -> dict[str, tupl
     ones = torch.ones(len(true), dtype=torch.float64)
     if target.kind == CLASSIFICATION:
         return {"accuracy": ((predicted == true).double(), ones)}
-    # From the first one on, so that the mean of equal numbers is that number, and their spread 0 and no rounding.
-    mean = true[:1].sum(0) + (true - true[:1]).mean(0)
-    error, spread = (predicted - true).square().sum(1), (true - mean).square().sum(1)
+    error, spread = (predicted - true).square().sum(1), (true - _mean(true)).square().sum(1)
     found = {"mse": (error, ones * target.width), "r2": (spread - error, spread)}
     if target.width == 1:  # a cosine would be the sign
         return found

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.edits import parse_place
+from circuits.interventions.replacements import derangement
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
@@ -121,7 +122,7 @@ class Target:
                     order[circle[reached], position] = circle[reached].roll(-1)
             return replace(self, order=order)
         for group in groups:
-            order[group] = group[_derangement(len(group), generator)]
+            order[group] = group[derangement(len(group), generator)]
         return replace(self, order=order)
 
 
@@ -178,15 +179,6 @@ def _parse_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target
         raise CircuitsError(f"{label}: {int((~values.isfinite()).sum())} of {values.numel()} are not finite")
     values = values if values.ndim == 3 else values[..., None]
     return Target(name, kind, values, values.shape[2], reached)
-
-
-def _derangement(size: int, generator: torch.Generator) -> Tensor:
-    """Draws a permutation without fixed points, uniformly; for a single item, the identity."""
-    rows = torch.arange(size)
-    while True:
-        order = torch.randperm(size, generator=generator)
-        if size < 2 or not bool((order == rows).any()):
-            return order
 
 
 @dataclass(frozen=True)

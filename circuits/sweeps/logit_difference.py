@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from circuits.errors import CircuitsError, format_value
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import continuation, parse_given
 from circuits.model.prompts import Prompts, Texts, own_positions
+from circuits.model.types import AnswersLike
 from circuits.tensors import as_dense_tensor
 from circuits.validate import is_whole
 
@@ -143,7 +144,9 @@ class Answers:
         return replace(self, columns=torch.searchsorted(columns, self.columns))
 
 
-def logit_difference(right: Any, wrong: Any, position: Any = -1) -> LogitDifference:
+def logit_difference(
+    right: AnswersLike, wrong: AnswersLike, position: int | Sequence[int] | Tensor = -1
+) -> LogitDifference:
     """Makes a metric: the logit of a right answer minus that of a wrong one, at one position of every example.
 
         metric = logit_difference([" Mary", " Tom"], [" John", " Ann"])

@@ -20,6 +20,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding
 from circuits.model.prompts import Prompts
 from circuits.sweeps.logit_difference import Answers, LogitDifference, bound, logit_difference
+from circuits.sweeps.several_metrics import bind_each
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
 from circuits.validate import check_batch_length, parse_batch
 
@@ -71,7 +72,9 @@ class Metric:
         batch = parse_batch(batch, caller)
         owner = getattr(metric, "__self__", None)
         own = getattr(metric, "read_positions", getattr(owner, "read_positions", None))
-        if metric is logit_difference or isinstance(metric, LogitDifference):
+        if isinstance(metric, Mapping):
+            metric, batch, own = bind_each(metric, batch, inputs, caller)
+        elif metric is logit_difference or isinstance(metric, LogitDifference):
             metric, batch, own = bound(metric, batch, inputs, caller)
         if metric is not None and not callable(metric):
             raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")

@@ -86,7 +86,7 @@ def read_prompts(model: nn.Module, file: str | Path, side: str | None = None) ->
             `answer` and `wrong`, two texts of one token that continue it (with the space before a word); `corrupted`,
             the prompt's partner, which may be missing; and labels under any other names. JSON may have token ids in
             the place of texts, which need no tokenizer.
-        side: where padding goes, as in `prompts`.
+        side: "left" or "right", where padding goes; by default that of the model's tokenizer.
 
     Raises `CircuitsError`, which names the row, from 1, for a file that cannot be read or is empty, a row without one
     of the columns, and an answer that is not one token after its prompt.

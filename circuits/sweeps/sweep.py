@@ -14,8 +14,9 @@ from circuits.engine.batch_size import run_within_memory
 from circuits.engine.stacked_forward import NotStacked, Variant, check_model, clean_pass, run_stacked
 from circuits.errors import CircuitsError, format_value, prefix_error_messages
 from circuits.interventions.apply import attach_plan, planned, wanted
+from circuits.interventions.base import Intervention
 from circuits.interventions.forward_pass import CleanPassResults
-from circuits.interventions.grids import Draws
+from circuits.interventions.grids import Draws, VariantLike
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.edit_state import (
     State,
@@ -26,7 +27,7 @@ from circuits.model.edit_state import (
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
-from circuits.model.types import MetricLike, PositionsLike, TokensLike
+from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike
 from circuits.statistics import Resampling
 from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, quote_metric, titled
@@ -45,9 +46,9 @@ _HALF = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
 def sweep(
     model: nn.Module,
     tokens: TokensLike,
-    variants: Mapping[str, Any],
+    variants: Mapping[str, VariantLike] | VariantLike,
     metric: MetricLike = None,
-    batch: Any = None,
+    batch: BatchLike = None,
     engine: str = "auto",
     batch_size: int | None = None,
     positions: PositionsLike = None,
@@ -62,12 +63,12 @@ def sweep(
             counts its positions in its own tokens, and the output at padding is NaN, so that a metric that reads there
             fails.
         variants: name -> an intervention, a tuple of them that act together, or `Draws` of one; `ablate.each` and
-            `grid` make such dicts. Draws get a row each, after one that pools them.
-        metric: `fn(output)`, or `fn(output, batch[rows])` where `batch` is given (it has len() and takes a slice). It
-            gets copies of its own, is called once per variant and chunk of examples, and returns a value per example
-            [n], a pair (sum [n], count [n]), pooled as Σsum/Σcount, or a dict of those. Without a metric: `kl` (nats)
-            and `mse` from the unedited output, which have no p-value, and `logit_diff`, of the unedited model's two
-            highest logits: means over all positions read but padding.
+            `grid` make such dicts. Draws get a row each, after one that pools them. Or one of these alone.
+        metric: `fn(output)`, or `fn(output, batch[rows])` or a dict of several. It gets copies
+            of its own, is called once per variant and chunk of examples, and returns a value per example [n], a pair
+            (sum [n], count [n]), pooled as Σsum/Σcount, or a dict of those. Without one: `kl` (nats) and `mse` from
+            the unedited output, which have no p-value, and `logit_diff`, of the unedited model's two highest logits:
+            means over all positions read but padding.
         engine: "auto", many variants in each forward of the model's own blocks where that can be; "naive", a forward
             with plain hooks for each. The column `engine` says which it was, `settings["naive"]` why.
         batch_size: rows (examples × variants) in a forward; results depend on it by rounding only. Default: a bound on
@@ -259,6 +260,10 @@ def _plan_variants(variants: Any, surface: HookedModel) -> list[Variant]:
     """Returns every variant, each draw by itself, as steps on the model; refuses names that would be the same in the
     table.
     """
+    if isinstance(variants, Intervention | Draws | tuple) and variants:
+        together = variants.interventions[:1] if isinstance(variants, Draws) else variants
+        together = together if isinstance(together, tuple) else (together,)
+        variants = {" + ".join(getattr(one, "label", str(one)) for one in together): variants}
     if not isinstance(variants, Mapping):
         raise CircuitsError(
             f"sweep: give variants by name, such as {{'without 0.1': ablate.zero('0.1')}}; got {format_value(variants)}"
@@ -280,7 +285,7 @@ def _plan_variants(variants: Any, surface: HookedModel) -> list[Variant]:
 def compare(
     parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]],
     metric: MetricLike = None,
-    batch: Any = None,
+    batch: BatchLike = None,
     columns: Mapping[str, Row] | None = None,
     seed: int = 0,
     draws: int = 1000,
@@ -293,11 +298,11 @@ def compare(
     Args:
         parts: for consecutive chunks of examples, the unedited output [n pos out] and, by variant, the outputs to
             compare with it. One chunk is in memory at a time.
-        metric: as in `sweep`; batch covers the examples of all chunks.
-        batch: as in `sweep`.
-        seed: as in `sweep`.
-        draws: as in `sweep`.
-        flips: as in `sweep`.
+        metric: `fn(output)`, or `fn(output, batch[rows])`, or a dict of several, of the examples of all chunks.
+        batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
+        seed: of the bootstrap over examples and of the sign-flip test.
+        draws: resamples of the bootstrap.
+        flips: the most flips of the sign-flip test.
         columns: by variant, its values in the columns intervention, site, layer, head, position.
 
     Raises `CircuitsError` for chunks with different variants, and for what `sweep` refuses of a metric.
@@ -328,6 +333,10 @@ def compare(
     if isinstance(measured.batch, LogitDifference):
         measured.batch.check_count(done)
     if found is None or not found.runs or (batch is not None and len(batch) != done):
-        got = "no outputs" if found is None or not found.runs else f"{done} examples, batch has {len(batch)}"
+        got = (
+            "no outputs"
+            if found is None or not found.runs
+            else f"{done} examples, batch has {len(measured.batch)}"
+        )
         raise CircuitsError(f"compare: {got}; give the unedited output and others, of all examples")
     return tabulate(found, resampling, {}, {"engine": "given", "n": done}, measured.untested)

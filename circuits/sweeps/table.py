@@ -13,11 +13,12 @@ import numpy as np
 import pandas as pd
 
 from circuits.errors import CircuitsError
+from circuits.figures.layout import Figure
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
 from circuits.statistics import LEVEL, Resampling, holm, least_p_notes, summarise
 from circuits.sweeps.metrics import Measurements, Row
 from circuits.tables import short_table
-from circuits.validate import answers_former_names, index_by_text, is_whole, parse_seed
+from circuits.validate import index_by_text, is_whole, parse_seed
 
 # fmt: off
 COLUMNS = (
@@ -62,7 +63,7 @@ class SweepResult:
         return "\n".join([short_table(self.frame, SHOWN), *limits(self.frame, self.settings)])
 
     @classmethod
-    def concat(cls, parts: Iterable[SweepResult] | Mapping[Any, SweepResult]) -> SweepResult:
+    def concat(cls, parts: Iterable[SweepResult] | Mapping[str, SweepResult]) -> SweepResult:
         """Returns one result from those of several sweeps: of other variants of one model each, or by label, of
         other models (checkpoints, seeds), whose labels are the column `checkpoint`.
 
@@ -131,12 +132,34 @@ class SweepResult:
         frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
         return replace(self, frame=frame, baseline=baseline)
 
+    def pivot(
+        self, index: str, columns: str, values: str = "effect", metric: str | None = None
+    ) -> pd.DataFrame:
+        """Returns a table of the effects, or of another column: `result.pivot("layers", "positions")`.
+
+        Args:
+            index: what goes down: a column of `frame`, or the argument it comes from (`heads` for `head`).
+            columns: what goes across.
+            values: the column of the numbers.
+            metric: one of them; needed where there are several.
+        """
+        if metric is None and len(self.metrics) > 1:
+            raise CircuitsError(f"pivot: give metric=, one of {', '.join(self.metrics)}")
+        rows = self.frame if metric is None else self.of_metric(metric).frame
+        names = [name if name in rows else name.removesuffix("s") for name in (index, columns, values)]
+        for given, name in zip((index, columns, values), names, strict=True):
+            if name not in rows:
+                raise CircuitsError(f"pivot: no column {given!r}; there are {', '.join(rows.columns)}")
+        rows = rows[rows["draw"].isna()].dropna(subset=names[:2])
+        if rows.duplicated(names[:2]).any():
+            raise CircuitsError(f"pivot: several variants have the same {names[0]} and {names[1]}")
+        return rows.pivot(index=names[0], columns=names[1], values=names[2])
+
     def _check_metric(self, metric: str, caller: str) -> None:
         if metric not in self.metrics:
             raise CircuitsError(f"{caller}: no metric {metric!r}; it has {', '.join(self.metrics)}")
 
-    @answers_former_names
-    def plot(self, metric: str | None = None) -> Any:
+    def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure with a panel per metric: a heatmap of the effects of a grid over layers and heads, or
         over either and positions; else a point with its interval per variant, and the unedited model as a line.
         """

@@ -65,7 +65,7 @@ def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
 
     def parts() -> Iterator[tuple[Any, dict[str, Any]]]:
         for tokens in split_into_passes(subject.tokens):
-            seen = through(subject.model, tokens)
+            seen: Any = through(subject.model, tokens)
             outputs: dict[str, Any] = {}
             for name, output in seen.readouts.items():
                 variant = f"{READ_OUT} after {name}"

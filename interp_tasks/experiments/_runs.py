@@ -144,8 +144,7 @@ def plateau_until(steps: Any, values: Any, level: float) -> tuple[int, bool]:
 def correlations(logged_runs: Sequence[Run], rows: Sequence[Row], key: str) -> Iterator[Row]:
     """Yields the rank correlation of every quantity with a setting, per set of runs that differ in it alone."""
     import numpy as np
-
-    from circuits.statistics import spearman
+    import pandas as pd
 
     groups: dict[str, dict[str, float]] = {}
     for run in logged_runs:
@@ -166,7 +165,7 @@ def correlations(logged_runs: Sequence[Run], rows: Sequence[Row], key: str) -> I
         for (variant, quantity), of_runs in same.items():
             pairs = np.array([(group[row["run"]], row["value"]) for row in of_runs])
             pairs = pairs[~np.isnan(pairs[:, 1])]
-            [correlation] = spearman(pairs[None, :, 0], pairs[None, :, 1])
+            correlation = pd.DataFrame(pairs).corr("spearman", min_periods=3).iloc[0, 1]
             about = {name: of_runs[0][name] for name in ("split", "step", "n")} | {"n_runs": len(pairs)}
             about |= {"run": AGAINST + key, "ref": AGAINST + key, "variant": variant}
             interval = rank_correlation_interval(correlation, len(pairs))

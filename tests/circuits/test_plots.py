@@ -193,8 +193,6 @@ def test_what_is_no_grid_becomes_points(model, tokens, per_head):
         assert list(trace.error_y.arrayminus) == list(rows["value"] - rows["value_ci_low"])
     lines = [shape.y0 for shape in figure.layout.shapes]
     assert lines == list(few.baseline["value"])
-    with pytest.raises(CircuitsError, match="no argument kind=; a grid of layers and heads"):
-        few.plot(kind="points")
     with pytest.raises(CircuitsError, match="no metric 'loss'; it has last, other"):
         few.plot("loss")
 

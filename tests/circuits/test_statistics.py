@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from circuits.statistics import bootstrap, holm, interval, least_p_notes, sign_flip, spearman, summarise
+from circuits.statistics import bootstrap, holm, interval, least_p_notes, sign_flip, summarise
 
 
 @pytest.fixture
@@ -148,17 +148,6 @@ def test_holm_by_hand():
     np.testing.assert_allclose(found, [0.04, 0.09, np.nan, 0.09, 0.5])
     np.testing.assert_allclose(holm(np.array([0.6, 0.7])), [1.0, 1.0])
     assert len(holm(np.array([]))) == 0
-
-
-def test_spearman_is_pearson_of_ranks_by_counting():
-    one, other = np.random.default_rng(0).integers(0, 5, (2, 50, 7)).astype(float)
-    ranks = [
-        [[sum(y < x for y in row) + sum(y == x for y in row) / 2 for x in row] for row in rows]
-        for rows in (one, other)
-    ]
-    expected = [np.corrcoef(*pair)[0, 1] for pair in zip(*ranks, strict=True)]
-    np.testing.assert_allclose(spearman(one, other), expected, atol=1e-12)
-    assert np.isnan(spearman(np.ones((1, 3)), np.array([[2.0, 3.0, 4.0]]))).all()
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,6 @@ def correlate_accuracy_with_loss(run: Run, name: str) -> float:
     """
     import pandas
 
-    from circuits.statistics import spearman
-
     curves = [
         pandas.Series(dict(zip(*run.points(each), strict=True)), dtype=float)
         for each in (name, f"loss{name.removeprefix(ACCURACY)}")
@@ -141,7 +139,7 @@ def correlate_accuracy_with_loss(run: Run, name: str) -> float:
     both = pandas.concat(curves, axis=1, join="inner").sort_index()
     # ``idxmax`` gives the first of several.
     both = both.loc[: both[0].idxmax()] if len(both) else both
-    return float(spearman(both[[0]].to_numpy().T, both[[1]].to_numpy().T)[0]) if len(both) >= 3 else math.nan
+    return float(both.corr("spearman", min_periods=3).iloc[0, 1])
 
 
 def order_rows(run: Run, firsts: Mapping[str, float], level: str) -> Iterator[Row]:

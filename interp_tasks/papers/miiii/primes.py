@@ -285,6 +285,7 @@ def make_removal_edits(
     neurons: dict[str, Intervention] = {}
     mixed = shuffled(inputs, subject.seed)
     live = (tensor.squares > 0).nonzero().flatten()
+    assert tensor.layer is not None  # that of the neurons
     for name, answer in inputs.answers.items():
         for prefix, at in ((WITHOUT, inputs.grid.coordinates()), (CONTROL, mixed)):
             digits[prefix + name] = ablate.classes("embed", at % answer.sum.period, inputs.tokens)

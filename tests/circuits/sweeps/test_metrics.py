@@ -164,3 +164,36 @@ def test_a_metric_of_a_half_precision_model_is_computed_in_single(make_model, to
     assert abs(float(frame["baseline"].iloc[0]) - difference) < 1e-6
     found = patch.attribution(model, tokens, tokens.roll(1, 0), margin)
     assert abs(float(found.frame["baseline"].iloc[0]) - difference) < 1e-6
+
+
+def test_several_metrics_by_name_are_each_alone_and_get_copies(causal, tokens):
+    def spoils(output, ids):
+        output[:] = 0
+        ids[:] = 0
+        return output[:, 0, 0]
+
+    def first(output, ids):
+        return output[:, -1].gather(1, ids[:, :1])[:, 0]
+
+    def two(output, ids):
+        return {"low": output[:, -1].amin(1), "ids": ids[:, 0].double()}
+
+    answers = logit_difference(tokens[:, 1].tolist(), 9, position=2)
+    several = {"spoils": spoils, "difference": answers, "first": first, "two": two}
+    variants = {"zero": ablate.zero("0.1"), "uniform": ablate.uniform("1.0")}
+    found = sweep(causal, tokens, variants, several, tokens, batch_size=3)
+    assert found.metrics == ["spoils", "difference", "first", "two low", "two ids"]
+    for name, one, batch in (("difference", answers, None), ("first", first, tokens)):
+        alone = sweep(causal, tokens, variants, one, batch, batch_size=3).frame
+        rows = found.of_metric(name).frame
+        for column in ("value", "effect", "effect_ci_low", "p_value"):
+            np.testing.assert_allclose(rows[column], alone[column], err_msg=name)
+    outputs = run(causal, tokens), {"zero": run(causal, tokens, variants["zero"])}
+    given = compare([outputs], several, tokens).of_metric("difference").frame
+    zero = found.of_metric("difference").frame
+    np.testing.assert_allclose(given["effect"], zero["effect"][zero["variant"] == "zero"])
+    screened = patch.attribution(causal, tokens, tokens.flip(0), {"d": answers, "first": first}, batch=tokens)
+    assert screened.metrics == ["d", "first"]
+    for wrong in ({}, {"a": 3}, {"a": logit_difference}):
+        with pytest.raises(CircuitsError):
+            sweep(causal, tokens, variants, wrong)

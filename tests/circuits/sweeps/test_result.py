@@ -6,7 +6,7 @@ import pickle
 import pandas as pd
 import pytest
 
-from circuits import CircuitsError, SweepResult, ablate, draws, heads, sweep
+from circuits import CircuitsError, SweepResult, ablate, draws, grid, heads, patch, sweep
 from circuits.statistics import holm
 from circuits.sweeps.table import COLUMNS
 
@@ -31,6 +31,22 @@ def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(resul
     assert float(rows[0].split()[3]) == pytest.approx(kl["value"], rel=1e-3)
     many = dataclasses.replace(result, frame=pd.concat([result.frame] * 1000))
     assert len(repr(many).split("\n")) < 50
+
+
+def test_a_pivot_by_what_was_asked_for(make_model, tokens):
+    axes = {"site": ["resid_pre.0", "resid_pre.1"], "positions": range(3)}
+    found = sweep(make_model(), tokens, grid(patch.activations, axes, source=tokens.flip(0)))
+    table = found.pivot("layers", "positions", metric="kl")
+    assert (table.index.name, table.columns.name, table.shape) == ("layer", "position", (2, 3))
+    rows = found.frame[found.frame["metric"] == "kl"].set_index(["layer", "position"])
+    assert table.stack().to_dict() == rows["effect"].to_dict()
+    for wrong, message in (
+        (("layer", "positions"), "give metric=, one of kl, mse"),
+        (("layer", "queries", "effect", "kl"), "no column 'queries'"),
+        (("layer", "site", "effect", "kl"), "several variants have the same layer and site"),
+    ):
+        with pytest.raises(CircuitsError, match=message):
+            found.pivot(*wrong)
 
 
 def test_one_metric_is_a_family_of_tests_of_its_own(result):

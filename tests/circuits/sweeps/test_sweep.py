@@ -1,8 +1,9 @@
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, heads, intervene, patch, run, sweep
+from circuits import CircuitsError, ablate, draws, heads, intervene, patch, run, sweep
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,17 @@ def test_columns(causal, tokens, engine):
     stacked = engine == "auto" and type(causal).__name__ == "HookedTransformer"
     assert set(frame["engine"]) == {"fast" if stacked else "naive"}
     assert set(frame["metric"]) == {"metric"}
+
+
+def test_a_lone_intervention_is_a_sweep_of_one(causal, tokens):
+    one, pair = ablate.zero("0.1"), (ablate.zero("0.1"), ablate.uniform("1.2"))
+    drawn = draws(lambda seed: ablate.resample("0.1", tokens, seed=seed), 2)
+    for given in (one, pair, drawn):
+        lone, named = (sweep(causal, tokens, x).frame for x in (given, {"a": given}))
+        assert "0.1" in lone["variant"].iloc[0]
+        pd.testing.assert_frame_equal(lone.drop(columns="variant"), named.drop(columns="variant"))
+    with pytest.raises(CircuitsError, match="give variants by name"):
+        sweep(causal, tokens, [one, one])
 
 
 @pytest.mark.parametrize("engine", ["auto", "naive"])
