@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.heads import HeadEdit, by_layer
+from interp_tasks.measurement.heads import EACH, EACH_LAYER, chosen_heads, edit_heads, parse_limits
 from interp_tasks.measurement.result import labelled, run_sweep, shown_columns, tests, tidy, value_text
 from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, declared, read_runs
 from interp_tasks.measurement.subjects import (
@@ -256,14 +256,11 @@ def snapshot(subject: LoadedCheckpoint) -> Snapshot:
 
 def effects_of(subject: LoadedCheckpoint) -> pandas.DataFrame:
     """Returns every edit of every choice of heads, in one sweep."""
-    from circuits import heads
-
-    every = heads("all", subject.model)
-    chosen = {str(head): (head,) for head in every} | by_layer(every) | {ALL: every}
+    chosen = chosen_heads([EACH, EACH_LAYER, ALL], subject.stored.sizes)
     edits = {
         f"{mode} {label}": edit
         for mode in MODES
-        for label, edit in HeadEdit.parse(mode).on(subject, chosen).items()
+        for label, edit in edit_heads(subject, mode, parse_limits(mode), chosen).items()
     }
     task, metric = subject.task, None
     if task is not None:

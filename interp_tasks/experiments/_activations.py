@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.model.heads import Head
 from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.heads import (
@@ -31,14 +30,14 @@ from interp_tasks.measurement.heads import (
     NO_CLASSES,
     POSITIONS,
     SCALE,
-    HeadEdit,
     HeadGroups,
     check_named,
     chosen_heads,
-    every_head,
+    edit_heads,
     head_classes_held_out,
     head_labels,
     named_heads,
+    parse_limits,
     select_positions,
 )
 from interp_tasks.measurement.options import (
@@ -117,19 +116,20 @@ def ablation(
         scale: with ``noise``, its standard deviation.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
     """
-    labels, edit = head_labels(heads), HeadEdit.parse(mode, keys, positions, scale)
+    labels, limits = head_labels(heads), parse_limits(mode, keys, positions, scale)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        return run_sweep(subject, edit.on(subject, chosen_heads(labels, subject.stored.sizes)), edit.name)
+        chosen = chosen_heads(labels, subject.stored.sizes)
+        return run_sweep(subject, edit_heads(subject, mode, limits, chosen), called(mode, limits))
 
     return measure(
         "ablation",
         refs,
         options,
         measure_checkpoint,
-        config={"heads": labels, **edit.describe()},
+        config={"heads": labels, "mode": mode, **limits},
         check_sizes=lambda sizes, _: chosen_heads(labels, sizes),
-        check=edit.check,
+        check=lambda subject: edit_heads(subject, mode, limits, {}),
     )
 
 
@@ -168,7 +168,7 @@ def heads(
         random_size: with ``random``, draws of so many heads alone.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
     """
-    edit, named = HeadEdit.parse(mode, keys, positions), parse_groups(groups)
+    limits, named = parse_limits(mode, keys, positions), parse_groups(groups)
     check_numbers(least, random, random_size, by_class=by_class, grouped=by_class or bool(named))
     found: dict[str, HeadGroups] = {}
 
@@ -182,17 +182,20 @@ def heads(
         if taken := own.keys() & rows.keys():
             raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
         found[str(subject.labels["ref"])] = rows
-        every = every_head(subject.stored.sizes)
-        variants: dict[str, Any] = {**edit.on(subject, {**rows, ALL: tuple(every), **own})}
+        every = chosen_heads([ALL], subject.stored.sizes)[ALL]
+        variants: dict[str, Any] = {**edit_heads(subject, mode, limits, {**rows, ALL: every, **own})}
         grouped = {**(rows if by_class else {}), **own}.values()
         sizes = {random_size} if random_size else {len(group) for group in grouped} - {len(every)}
         for size in sorted(sizes) if random else ():
-            variants[f"random {size}"] = at_random(subject, edit, every, size, random)
-        return run_sweep(subject, variants, edit.name, ratios=by_class)
+            variants[f"random {size}"] = draw_heads(subject, mode, limits, size, random)
+        return run_sweep(subject, variants, called(mode, limits), ratios=by_class)
 
-    config = {**edit.describe(), "groups": named, "by_class": by_class, "least": least}
+    config = {"mode": mode, **limits, "groups": named, "by_class": by_class, "least": least}
     config |= {"random": random, "random_size": random_size}
-    checks: Any = {"check_sizes": partial(check_groups, named, least, random_size), "check": edit.check}
+    checks: Any = {
+        "check_sizes": partial(check_groups, named, least, random_size),
+    }
+    checks["check"] = lambda subject: edit_heads(subject, mode, limits, {})
     result = measure("heads", refs, options, measure_checkpoint, config=config, **checks)
     return replace(result, notes=(*result.notes, *(class_notes(found) if by_class else ())))
 
@@ -252,15 +255,17 @@ def class_notes(found: Mapping[str, HeadGroups]) -> list[str]:
     return notes
 
 
-def at_random(subject: LoadedCheckpoint, edit: HeadEdit, every: Sequence[Head], size: int, count: int) -> Any:
+def draw_heads(subject: LoadedCheckpoint, mode: str, limits: Mapping[str, Any], size: int, count: int) -> Any:
     """Returns the edit of so many heads at random, without repeats, drawn anew so many times."""
     import numpy as np
 
     from circuits import draws
 
+    every = chosen_heads([ALL], subject.stored.sizes)[ALL]
+
     def drawn(seed: int) -> Any:
         chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
-        return edit.on(subject, {"": tuple(every[at] for at in sorted(chosen))})[""]
+        return edit_heads(subject, mode, limits, {"": tuple(every[at] for at in sorted(chosen))})[""]
 
     return draws(drawn, count, subject.seed)
 
@@ -317,7 +322,7 @@ def patch(
             "(source): the same output judged by the source's targets; low where it follows the source."
         )
     config: dict[str, Any] = {"source": source if lender is None else lender.ref, "site": sites}
-    config |= {"positions": given[1] or ALL, "by_class": by_class, "heads": given[0] if heads else None}
+    config |= {"positions": given[1], "by_class": by_class, "heads": given[0] if heads else None}
     checks: Any = {"check_sizes": patching.check_sizes, "check": patching.check}
     return measure("patch", found, options, patching.measured, config=config, notes=notes, **checks)
 
@@ -330,7 +335,7 @@ class Patching:
     lender: ResolvedCheckpoint | None
     sites: Sequence[str]
     labels: Sequence[str]
-    positions: str | tuple[int, ...] | None
+    positions: str | tuple[int, ...]
     by_class: bool
 
     @property

@@ -111,7 +111,7 @@ def attention(
         chosen_templates(subject, names)
         scored_positions(subject, at)
 
-    config = {"templates": names or "all", "positions": at or "all", "mask": mask, "moves": moves}
+    config = {"templates": names or "all", "positions": at, "mask": mask, "moves": moves}
     result = measure("attention", refs, options, measure_checkpoint, config=config, check=check)
     metrics = result.frame["metric"].str
     # The rule of the classes is the same for all checkpoints.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +14,8 @@ import typer
 from circuits.model.heads import Head, parse_heads
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import (
-    called,
     check_choice,
     check_positions,
-    parse_parts,
     parse_positions,
 )
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, declared
@@ -52,72 +51,60 @@ UNINTERPRETABLE = "uninterpretable"
 NO_CLASSES = "--by-class finds classes on other examples, and --tokens are all there are: give a task"
 
 
-@dataclass(frozen=True)
-class HeadEdit:
-    """One kind of edit, applicable to any heads; its fields are options of ``ablation``."""
+def parse_limits(
+    mode: str, keys: Any = None, positions: Any = ALL, scale: float | None = None
+) -> dict[str, Any]:
+    """Returns where and how an edit of heads acts, as results record it: ``keys``, ``positions``, and ``scale`` of
+    noise.
+    """
+    check_choice("--mode", mode, MODES)
+    if (scale is None) == (mode == "noise") or not 0 < (scale or 1) < float("inf"):
+        raise UserError("--mode noise and --scale, its standard deviation above 0, go together")
+    if keys is not None and mode != "uniform":
+        raise UserError(f"--keys goes with --mode uniform only, not with {mode}")
+    keys = None if keys is None else check_positions("--keys", keys)
+    limits = {"keys": keys, "positions": parse_positions(positions)}
+    return limits if scale is None else {**limits, "scale": scale}
 
-    mode: str
-    keys: tuple[int, ...] | None = None
-    positions: str | tuple[int, ...] | None = None
-    scale: float | None = None
 
-    @classmethod
-    def parse(cls, mode: str, keys: Any = None, positions: Any = ALL, scale: float | None = None) -> HeadEdit:
-        """Returns the edit that the options of a user ask for."""
-        check_choice("--mode", mode, MODES)
-        if (scale is None) == (mode == "noise") or not 0 < (scale or 1) < float("inf"):
-            raise UserError("--mode noise and --scale, its standard deviation above 0, go together")
-        if keys is not None and mode != "uniform":
-            raise UserError(f"--keys goes with --mode uniform only, not with {mode}")
-        keys = None if keys is None else check_positions("--keys", keys)
-        return cls(mode, keys, parse_positions(positions), scale)
+def edit_heads(
+    subject: LoadedCheckpoint, mode: str, limits: Mapping[str, Any], chosen: HeadGroups
+) -> dict[str, Intervention]:
+    """Returns the edit of each choice of heads, by its label; positions and keys that the examples lack are refused.
 
-    @property
-    def name(self) -> str:
-        return called(self.mode, {"keys": self.keys, "positions": self.positions, "scale": self.scale})
+    Args:
+        limits: as :func:`parse_limits` returns them.
+    """
+    from circuits import ablate
 
-    def describe(self) -> dict[str, Any]:
-        scale = {} if self.scale is None else {"scale": self.scale}
-        return {"mode": self.mode, "keys": self.keys, "positions": self.positions or ALL, **scale}
-
-    def check(self, subject: LoadedCheckpoint) -> None:
-        """Refuses positions and keys that a checkpoint's examples do not have."""
-        select_positions(subject, self.positions)
-        select_positions(subject, self.keys, "--keys")
-
-    def on(self, subject: LoadedCheckpoint, chosen: HeadGroups) -> dict[str, Intervention]:
-        """Returns the edit of each choice of heads, by its label."""
-        from circuits import ablate
-
-        tokens, seed = subject.tokens, subject.seed
-        make: Mapping[str, Any] = {
-            "uniform": partial(ablate.uniform, keys=self.keys),
-            "mean_pattern": partial(ablate.mean_pattern, reference=tokens),
-            "edited_mean_pattern": partial(ablate.mean_pattern, reference=tokens, of="edited"),
-            "zero": ablate.zero,
-            "mean": partial(ablate.mean, reference=tokens),
-            "resample": partial(ablate.resample, source=tokens, seed=seed),
-            "noise": partial(ablate.noise, scale=self.scale or 0.0, seed=seed),
-        }
-        at = select_positions(subject, self.positions)
-        return {label: make[self.mode](heads, positions=at) for label, heads in chosen.items()}
+    tokens, seed = subject.tokens, subject.seed
+    keys = select_positions(subject, limits["keys"], "--keys")
+    make: Mapping[str, Any] = {
+        "uniform": partial(ablate.uniform, keys=keys),
+        "mean_pattern": partial(ablate.mean_pattern, reference=tokens),
+        "edited_mean_pattern": partial(ablate.mean_pattern, reference=tokens, of="edited"),
+        "zero": ablate.zero,
+        "mean": partial(ablate.mean, reference=tokens),
+        "resample": partial(ablate.resample, source=tokens, seed=seed),
+        "noise": partial(ablate.noise, scale=limits.get("scale", 0.0), seed=seed),
+    }
+    at = select_positions(subject, limits["positions"])
+    return {label: make[mode](heads, positions=at) for label, heads in chosen.items()}
 
 
 def head_labels(heads: Any) -> list[str]:
     """Returns head specs as the labels of their rows, each once; a list of (layer, head) is one spec."""
-
-    def is_pair(each: Any) -> bool:
-        return not isinstance(each, str) and all(isinstance(number, Integral) for number in each)
-
-    one = isinstance(heads, str) or (len(heads) and all(map(is_pair, heads)))
+    if not len(heads):
+        raise UserError("--heads: no heads given; write all, each, each-layer, or heads such as 0.1")
+    is_one = isinstance(heads, str) or all(
+        not isinstance(each, str) and all(isinstance(number, Integral) for number in each) for each in heads
+    )
     labels = []
-    for spec in [heads] if one else heads:
+    for spec in [heads] if is_one else heads:
         text = spec if isinstance(spec, str) else "+".join(map(str, parse_heads(spec).heads or ()))
-        labels.append("+".join(parse_parts(text.lower())))
+        labels.append(re.sub(r"\s+", "", text.lower()).replace(",", "+"))
         if labels[-1] not in (EACH, EACH_LAYER):
             check_named(text)
-    if not labels:
-        raise UserError("--heads: no heads given; write all, each, each-layer, or heads such as 0.1")
     return list(dict.fromkeys(labels))
 
 
@@ -135,11 +122,13 @@ def chosen_heads(labels: Sequence[str], sizes: Any, layer: int | None = None) ->
         sizes: of the model, as its configuration has them.
         layer: where given, ``all``, ``each`` and ``each-layer`` are within it.
     """
-    every = [head for head in every_head(sizes) if layer in (None, head.layer)]
+    every = [Head(row, head) for row in range(sizes.n_layers) for head in range(sizes.n_heads)]
+    every = [head for head in every if layer in (None, head.layer)]
+    layers = dict.fromkeys(head.layer for head in every)
     rows: dict[str, dict[str, tuple[Head, ...]]] = {
         ALL: {ALL: tuple(every)},
         EACH: {str(head): (head,) for head in every},
-        EACH_LAYER: by_layer(every),
+        EACH_LAYER: {f"layer {row}": tuple(head for head in every if head.layer == row) for row in layers},
     }
     chosen: dict[str, tuple[Head, ...]] = {}
     for label in labels:
@@ -152,26 +141,17 @@ def named_heads(spec: str, sizes: Any) -> tuple[Head, ...]:
     return tuple(head for head in parse_heads(spec).resolve(sizes) if isinstance(head, Head))
 
 
-def every_head(sizes: Any) -> list[Head]:
-    return [Head(layer, head) for layer in range(sizes.n_layers) for head in range(sizes.n_heads)]
-
-
-def by_layer(every: Sequence[Head]) -> dict[str, tuple[Head, ...]]:
-    """Returns the heads of each layer as ``layer 0`` and so on."""
-    layers = dict.fromkeys(head.layer for head in every)
-    return {f"layer {layer}": tuple(head for head in every if head.layer == layer) for layer in layers}
-
-
 def select_positions(
     subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None, option: str = "--positions"
 ) -> Any:
-    """Returns the positions to edit: as given, or for a name the boolean mask ``[batch pos]`` that the examples carry.
-
-    ``observed`` is the complement of ``hidden``.
+    """Returns the positions to edit: as given, or for a name the boolean mask ``[batch pos]`` that the examples carry;
+    ``None`` for all. ``observed`` is the complement of ``hidden``.
     """
     import torch
 
     shape = subject.tokens.shape
+    if positions == ALL:
+        return None
     if not isinstance(positions, str):
         if beyond := [at for at in positions or () if not -shape[1] <= at < shape[1]]:
             has = f"the examples of {subject.name} have positions 0-{shape[1] - 1}"

@@ -80,11 +80,11 @@ def check_positions(option: str, spec: str | Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def parse_positions(spec: str | Iterable[int]) -> str | tuple[int, ...] | None:
-    """Returns ``None`` for all, positions, or the name of a mask of the task's examples (``hidden``)."""
+def parse_positions(spec: str | Iterable[int]) -> str | tuple[int, ...]:
+    """Returns ``"all"``, positions, or the name of a mask of the task's examples (``hidden``)."""
     word = spec.strip() if isinstance(spec, str) else ""
     if word.lower() == "all":
-        return None
+        return "all"
     return word if WORD.fullmatch(word) else check_positions("--positions", spec)
 
 
@@ -117,7 +117,7 @@ def called(name: str, limits: Mapping[str, Any]) -> str:
     parts = [
         f"{limit}={given if isinstance(given, (str, int, float)) else ','.join(map(str, given))}"
         for limit, given in limits.items()
-        if given is not None
+        if given not in (None, "all")
     ]
     return f"{name}({'; '.join(parts)})" if parts else name
 
