@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from interp_tasks.cli.app import GROUPS, program
+from interp_tasks.cli.app import GROUPS, LISTED
 
 MATRIX, MODULAR = "matrix-completion.md", "modular-arithmetic.md"
 GENERALISATION, PRIMES, NEURONS = (
@@ -59,8 +59,9 @@ PAGES = {
 def table() -> str:
     """Returns a row for each command, in the order of the help."""
     rows = ["| command | |", "|---|---|"]
-    for name, line in program().lines.items():
-        for member, help in (program(name).lines if name in GROUPS else {"": line}).items():
+    listed = {name: line for names in LISTED[""].values() for name, line in names.items()}
+    for name, line in listed.items():
+        for member, help in (LISTED[name]["Commands"] if name in GROUPS else {"": line}).items():
             path = f"{name} {member}".strip()
             shown = f"[`{path}`]({PAGES[path]})" if path in PAGES else f"`{path}`"
             rows.append(f"| {shown} | {help} |")

@@ -12,17 +12,23 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code, see :func:`interp_tasks.cli.app.main`."""
+    """Runs one command and returns its exit code.
+
+    0; 2 for a mistake of the user's, or for results that could not be written; 130 when interrupted; 141 where
+    whoever read stdout has gone, which is what a shell says of other programs then.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         # Before modules are imported that other systems lack.
         check_system()
+        from interp_tasks.cli.app import run
+        from interp_tasks.cli.terminal import exit_code_of, open_streams
+
+        open_streams()
+        return exit_code_of(lambda: run(arguments), debug="--debug" in arguments)
     except UserError as error:
         sys.stderr.write(f"interp-run: {error}\n")
         return 2
-    try:
-        from interp_tasks.cli.app import main as run
-
-        return run(argv)
     except KeyboardInterrupt:
         # Before the command line is there to say it, or when it has gone.
         sys.stderr.write("interp-run: interrupted\n")

@@ -7,7 +7,7 @@ a dataclass stands for the options that are the fields of it, and is given such 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 #: ``-h`` too.
-CONTEXT = {"help_option_names": ["-h", "--help"]}
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 #: Options that are gone, of one command or of any, and what there is instead.
 GONE = {
     "--queries": "--queries is now --positions",
@@ -28,40 +28,24 @@ GONE = {
 }
 
 
-class PlainFlags:
-    """Gives flags that are not given a value, so that Typer does not import pydantic to find one."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command it is mixed into
-        for each in params:
-            # A flag with an opposite (``--curve/--no-curve``) may mean something else where neither is given.
-            if getattr(each, "is_flag", False) and each.default is None and not each.secondary_opts:
-                each.default = False
-        return params
-
-
-class StrictCommand(PlainFlags, TyperCommand):
-    """Refuses what would otherwise be ignored in silence: all but the last of several values, and empty ones."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses the arguments once what would be ignored in silence is refused."""
-        known = {name for parameter in self.params for name in parameter.opts}
-        for gone, instead in GONE.items():
-            command, _, option = gone.rpartition(" ")
-            is_asked = any(word.partition("=")[0] == option for word in args)
-            if is_asked and command in ("", self.name) and option not in known:
-                ctx.fail(instead)
-        given, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        for parameter in dict.fromkeys(order):
-            name, values = " or ".join(parameter.opts), given.get(parameter.name)
-            for value in values if isinstance(values, (list, tuple)) else [values]:
-                if isinstance(value, str) and not value.strip():
-                    ctx.fail(f"{name} was given an empty value")
-            is_flag = getattr(parameter, "is_flag", True)
-            if not is_flag and not getattr(parameter, "multiple", False) and order.count(parameter) > 1:
-                ctx.fail(f"{name} was given {order.count(parameter)} times, but takes one value")
-        rest: list[str] = super().parse_args(ctx, args)
-        return rest
+def check_arguments(context: typer.Context, words: Sequence[str]) -> None:
+    """Refuses what would be ignored in silence: options that are gone, several values for one, and empty ones."""
+    command: Any = context.command
+    known = {name for parameter in command.params for name in parameter.opts}
+    for gone, instead in GONE.items():
+        of, _, option = gone.rpartition(" ")
+        is_asked = any(word.partition("=")[0] == option for word in words)
+        if is_asked and of in ("", command.name) and option not in known:
+            context.fail(instead)
+    given, _, order = command.make_parser(context).parse_args(args=list(words))
+    for parameter in dict.fromkeys(order):
+        name, values = " or ".join(parameter.opts), given.get(parameter.name)
+        for value in values if isinstance(values, (list, tuple)) else [values]:
+            if isinstance(value, str) and not value.strip():
+                context.fail(f"{name} was given an empty value")
+        is_flag = getattr(parameter, "is_flag", True)
+        if not is_flag and not getattr(parameter, "multiple", False) and order.count(parameter) > 1:
+            context.fail(f"{name} was given {order.count(parameter)} times, but takes one value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +57,7 @@ class CommonOptions:
 
 
 def command_of(name: str, line: str, function: Callable[..., None]) -> TyperCommand:
-    """Makes the command of a function; its help is a line, and what the docstring says after its first paragraph."""
+    """Makes the command of a function; see :func:`make_command`."""
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     groups: dict[str, Any] = {
         each.name: each.annotation for each in parameters if is_dataclass(each.annotation)
@@ -81,25 +65,44 @@ def command_of(name: str, line: str, function: Callable[..., None]) -> TyperComm
     options = [each for each in parameters if each.name not in groups]
     for kind in groups.values():
         options += options_of(kind)
-    options.sort(key=lambda each: each.default is not each.empty)
 
     def call(**given: Any) -> None:
         for group, kind in groups.items():
             given[group] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
         function(**given)
 
+    return make_command(name, line, function, options, call)
+
+
+def make_command(
+    name: str,
+    line: str,
+    described: Callable[..., Any],
+    options: Sequence[inspect.Parameter],
+    call: Callable[..., None],
+) -> TyperCommand:
+    """Makes a command that calls a function with its options by name, required ones first.
+
+    Its help is a line, and what the docstring of the function ``described`` says after its first paragraph.
+    """
+    options = sorted(options, key=lambda each: each.default is not each.empty)
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # functions may carry one
         [each.replace(kind=each.KEYWORD_ONLY) for each in options]
     )
     call.__annotations__ = {each.name: each.annotation for each in options}
-    more = (inspect.getdoc(function) or "").split("\n\n")[1:2]
+    more = (inspect.getdoc(described) or "").split("\n\n")[1:2]
     shown = [line, *(each for each in more if not each.startswith(("Args:", "Returns:")))]
     help = "\n\n".join(" ".join(each.split()) for each in shown).replace("``", "")
     # Rich takes longer to import than a page of help may take.
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(name, cls=StrictCommand, help=help, context_settings=CONTEXT)(call)
+    app.command(name, help=help, context_settings=CONTEXT)(call)
     made = typer.main.get_command(app)
     assert isinstance(made, TyperCommand)
+    for each in made.get_params(typer.Context(made, **CONTEXT)):
+        # Typer imports pydantic to find the value of a flag that is not given. One with an opposite
+        # (``--curve/--no-curve``) may mean something else where neither is given.
+        if getattr(each, "is_flag", False) and each.default is None and not each.secondary_opts:
+            each.default = False
     return made
 
 

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import GenericAlias, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
-from interp_tasks.cli.command import CommonOptions, command_of
+from interp_tasks.cli.command import CommonOptions, make_command, options_of
 from interp_tasks.cli.tables import FORMATS, print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.devices import check_written_device
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import PROMPT_METRICS, check_choice, check_samples, check_seed, unknown
+from interp_tasks.measurement.options import PROMPT_METRICS, check_choice, unknown
 from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, target
 from interp_tasks.measurement.run_logs import find_runs
-from interp_tasks.measurement.subjects import Examples, Options, Progress, resolve_refs
+from interp_tasks.measurement.subjects import Examples, Options, resolve_refs
 from interp_tasks.settings import check_task_name, import_file, parse_settings, task_config
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ DEVICE = Annotated[
 ]
 SEED = Annotated[
     int,
-    typer.Option("--seed", help="Draws the examples, resamples and intervals.", callback=valid(check_seed)),
+    typer.Option("--seed", help="Draws the examples, resamples and intervals."),
 ]
 RATE = Annotated[
     float | None,
@@ -126,22 +126,27 @@ class ResultOptions(PrintingOptions):
     ] = None
     plot: Annotated[bool, typer.Option("--plot", help="Write an HTML page with a figure.")] = False
 
-    def check(self, name: str) -> None:
-        """Refuses, before slow work, files that could not be written after it."""
-        for suffix in (*(FILES if self.out is not None else ()), *([PAGE] if self.plot else [])):
-            check_writable_file(target(self.out or "", name, suffix))
 
-    def show(self, measure: Callable[[Progress | None], Result], metric: str | None = None) -> None:
-        """Measures, prints and writes the result."""
-        with progress_line(self.quiet) as progress:
-            result = measure(progress)
-        write_and_show(lambda: self.write(result), lambda: print_as(result, self.format, metric), self.quiet)
+def check_files(name: str, out: Path | None, plot: bool) -> None:
+    """Refuses, before slow work, files that could not be written after it."""
+    for suffix in (*(FILES if out is not None else ()), *([PAGE] if plot else [])):
+        check_writable_file(target(out or "", name, suffix))
 
-    def write(self, result: Result) -> list[Path]:
-        """Writes the chosen files."""
-        if self.out is not None:
-            return result.write(self.out, page=self.plot)
-        return [result.page().write(target("", result.experiment, PAGE))] if self.plot else []
+
+def show_result(
+    result: Result, format: str, metric: str | None, out: Path | None, plot: bool, quiet: bool
+) -> None:
+    """Prints a result, and writes the files that are wanted."""
+    if out is None and not plot:
+        print_as(result, format, metric)
+        return
+
+    def write() -> list[Path]:
+        if out is not None:
+            return result.write(out, page=plot)
+        return [result.page().write(target("", result.experiment, PAGE))]
+
+    write_and_show(write, lambda: print_as(result, format, metric), quiet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,15 +185,10 @@ class DrawnOptions:
             metavar="N",
             help="Examples; every row with --tokens.",
             show_default="256",
-            callback=valid(check_samples),
         ),
     ] = None
     seed: SEED = 0
     device: DEVICE = "cpu"
-
-    def given(self, progress: Progress | None = None) -> Options:
-        """Returns the options as an experiment's function takes them."""
-        return {"progress": progress, "samples": self.samples, "seed": self.seed, "device": self.device}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,18 +218,16 @@ class ExampleOptions(DrawnOptions):
         ),
     ] = None
 
-    def given(self, progress: Progress | None = None) -> Options:
-        """Returns the options as an experiment's function takes them, once tasks of the user's own are known."""
-        if self.task is not None:
-            check_task_name(self.task)
-        more: Options = {
-            "split": self.split,
-            "task": self.task,
-            "tokens": self.tokens,
-            "prompts": self.prompts,
-        }
-        more["task_config"] = task_config(self.task, self.settings)
-        return {**super().given(progress), **more}
+
+def example_options(asked: Mapping[str, Any]) -> Options:
+    """Returns what was asked for of the fields of :class:`ExampleOptions`, as an experiment's function takes it."""
+    options: Any = {name: value for name, value in asked.items() if name != "settings"}
+    if asked.get("task") is not None:
+        check_task_name(asked["task"])
+    if asked.get("settings"):
+        options["task_config"] = task_config(asked["task"], asked["settings"])
+    found: Options = options
+    return found
 
 
 def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
@@ -238,9 +236,12 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     A parameter without ``typer.Option`` in its annotation is for Python alone.
     """
     signature = inspect.signature(experiment.function, eval_str=True, locals=TYPES_ALONE).parameters
-    parameters = own_options(signature.values())
     of_runs = "runs" in signature
+    has_examples = any(each.kind is each.VAR_KEYWORD for each in signature.values())
+    # Where an experiment compares no metrics, an option of that name is its own.
     of_metrics = not of_runs and experiment.compares_metrics
+    own = own_options(signature.values())
+    parameters, names = list(own), [each.name for each in own]
     if of_runs:
         parameters.append(option("ckpt", RUNS))
     elif signature["refs"].default is inspect.Parameter.empty:
@@ -249,38 +250,42 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
         parameters.append(option("ckpt", REFS_OR_TASK, []))
     if of_metrics:
         parameters.append(option("metric", METRIC, None))
-    if any(each.kind is each.VAR_KEYWORD for each in signature.values()):
-        parameters.append(option("examples", DrawnOptions if of_runs else ExampleOptions))
-    parameters.append(option("output", ResultOptions))
+    if has_examples:
+        parameters += options_of(DrawnOptions if of_runs else ExampleOptions)
+    parameters += options_of(ResultOptions)
 
     def call(
-        ckpt: list[str], output: ResultOptions, examples: DrawnOptions | None = None, **own: Any
+        *,
+        ckpt: list[str],
+        import_path: Path | None,
+        format: str,
+        out: Path | None,
+        plot: bool,
+        quiet: bool,
+        debug: bool,
+        **asked: Any,
     ) -> None:
-        # Where an experiment compares no metrics, an option of that name is its own.
-        metric = own.pop("metric", None) if of_metrics else None
-        output.check(experiment.name)
-        output.import_tasks()
-        shared: Any = {} if examples is None else examples.given()
-        examined: Any = ckpt
+        metric = asked.pop("metric", None) if of_metrics else None
+        check_files(experiment.name, out, plot)
+        if import_path is not None:
+            import_file(import_path)
+        # A list that is not given is left out.
+        given = {name: value for name in names if (value := asked.pop(name)) != []}
+        options = example_options(asked)
+        examples, examined = Examples.of(options), cast(Any, ckpt)
         if of_runs:
             find_runs(ckpt)
         else:
-            asked = Examples.of(shared)
-            examined = resolve_refs(ckpt, asked) if ckpt or asked.task is None else []
-            if metric not in (None, "all") and asked.tokens is None and experiment.judged_by_task:
-                check_metric(metric, examined, asked)
-        # A list that is not given is left out.
-        given = {name: value for name, value in own.items() if value != []}
+            examined = resolve_refs(ckpt, examples) if ckpt or examples.task is None else []
+            if metric not in (None, "all") and examples.tokens is None and experiment.judged_by_task:
+                check_metric(metric, examined, examples)
+        with progress_line(quiet) as progress:
+            if has_examples:
+                options["progress"] = progress
+            result = EXPERIMENTS[experiment.name].function(examined, **given, **options)
+        show_result(result, format, metric, out, plot, quiet)
 
-        def measure(progress: Progress | None) -> Result:
-            reported = {"progress": progress} if shared else {}
-            return EXPERIMENTS[experiment.name].function(examined, **given, **shared | reported)
-
-        output.show(measure, metric)
-
-    call.__doc__ = experiment.function.__doc__
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions may carry one
-    made = command_of(experiment.name, line, call)
+    made = make_command(experiment.name, line, experiment.function, parameters, call)
     if experiment.samples is not None:
         (samples,) = (each for each in made.params if each.name == "samples")
         samples.show_default = str(experiment.samples)  # type: ignore[attr-defined]  # of an option, which this is

@@ -167,12 +167,12 @@ def quiet_libraries(debug: bool) -> Iterator[None]:
 def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
     """Runs a command and returns its exit status; a user's mistake is one line on stderr, other errors propagate."""
     try:
-        done = command()
+        with quiet_libraries(debug):
+            command()
         sys.stdout.flush()
-        if done == INTERRUPTED:
-            # Typer turns the interruption into this code; older ones into Abort.
-            raise KeyboardInterrupt
-        return done if isinstance(done, int) else 0
+        return 0
+    except typer.Exit as done:
+        return done.exit_code
     except BaseException as error:
         told = outcome(error)
         if told is None:
@@ -189,7 +189,7 @@ def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
 
 def outcome(error: BaseException) -> tuple[str, int] | None:
     """Returns what is said of an error in one line, and the exit status; ``None`` for an error of the program."""
-    # Click answers a closed pipe with sys.exit(1).
+    # Rich answers a closed pipe with sys.exit(1).
     closed = error.__context__ if isinstance(error, SystemExit) else error
     if isinstance(closed, BrokenPipeError):
         silence(sys.stdout)
@@ -244,7 +244,4 @@ def usage_message(error: Any) -> str:
     context = getattr(error, "ctx", None)
     if context is None:
         return message
-    commands = getattr(context.command, "commands", None)
-    if commands:
-        return f"{message}; {context.command_path} --help lists all {len(commands)} commands"
     return f"{message}; see {context.command_path} --help"

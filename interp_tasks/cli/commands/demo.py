@@ -14,7 +14,7 @@ from interp_tasks.cli.terminal import progress_line, write_line
 from interp_tasks.demo import Demo, check_runs, demo_page, summary
 from interp_tasks.demo import demo as measured
 from interp_tasks.disk import check_writable_file
-from interp_tasks.measurement.options import check_samples
+from interp_tasks.measurement.options import check_samples, check_seed
 from interp_tasks.measurement.result import join
 
 
@@ -33,6 +33,7 @@ def demo(
     that shows both in pictures; --format json and csv print all numbers.
     """
     check_samples(samples)
+    check_seed(seed)
     check_writable_file(out)
     check_runs()
     with progress_line(common.quiet) as progress:

@@ -11,7 +11,7 @@ import typer
 from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, read_json
 from interp_tasks.cli.command import CommonOptions
-from interp_tasks.cli.options import FORMAT, RUNS, ExampleOptions, PrintingOptions
+from interp_tasks.cli.options import FORMAT, RUNS, ExampleOptions, PrintingOptions, example_options
 from interp_tasks.cli.tables import print_rows, say, write_and_show
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.disk import check_writable_file
@@ -154,9 +154,11 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out {out}: a report is a page: name a file that ends in .html")
     printing.import_tasks()
-    check_report(ckpt, examples.given())
+    options = example_options(vars(examples))
+    check_report(ckpt, options)
     with progress_line(printing.quiet) as progress:
-        result = report(ckpt, **examples.given(progress))
+        options["progress"] = progress
+        result = report(ckpt, **options)
         page = result.page()
     rows = result.headlines()
     write_and_show(

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks import experiments
-from interp_tasks.cli.options import FORMAT, RATE, PrintingOptions, RecipeOptions, ResultOptions
+from interp_tasks.cli.options import (
+    FORMAT,
+    RATE,
+    PrintingOptions,
+    RecipeOptions,
+    ResultOptions,
+    check_files,
+    show_result,
+)
 from interp_tasks.cli.tables import print_rows
 from interp_tasks.cli.terminal import write_line
 from interp_tasks.settings import check_task_name, task_config
@@ -103,8 +111,8 @@ def data(
 
     Of tasks with a grid of inputs; with --plot a page has the answers over it.
     """
-    output.check("data")
+    check_files("data", output.out, output.plot)
     output.import_tasks()
     check_task_name(task)
-    config = task_config(task, settings)
-    output.show(lambda progress: experiments.data(task, config))
+    result = experiments.data(task, task_config(task, settings))
+    show_result(result, output.format, None, output.out, output.plot, output.quiet)

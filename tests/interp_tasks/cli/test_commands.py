@@ -13,7 +13,7 @@ import pytest
 import tasks
 from interp_tasks import experiments
 from interp_tasks.cli import commands
-from interp_tasks.cli.app import iterate_commands, program
+from interp_tasks.cli.app import LISTED, iterate_commands
 from interp_tasks.cli.terminal import exit_code_of
 from interp_tasks.experiments import every_experiment, experiment_named
 from interp_tasks.measurement.result import EXPERIMENTS
@@ -70,25 +70,26 @@ def test_warnings_of_libraries_stay_inside(call, monkeypatch):
 
 
 def test_each_command_is_on_the_page_of_its_group(call):
-    assert len(program().lines) <= 18
-    for group in (program(), program("modular")):
-        out = call(*filter(None, [group.word]), "--help")[1]
-        for panel, listed in group.panels.items():
+    assert sum(map(len, LISTED[""].values())) <= 18
+    for group in ("", "modular"):
+        out = call(*filter(None, [group]), "--help")[1]
+        for panel, listed in LISTED[group].items():
             assert panel in out
             assert all(f" {name} " in out and line.split()[0] in out for name, line in listed.items())
 
 
 def test_the_line_of_a_command_begins_its_help_and_required_options_come_first():
     """Listed without loading the command, and said again by it."""
-    for path, made in iterate_commands(program()):
-        group = program(path[0]) if len(path) > 1 else program()
-        assert made.help.partition("\n\n")[0] == group.lines[path[-1]] != ""
+    for path, made in iterate_commands():
+        panels = LISTED["" if len(path) == 1 else path[0]].values()
+        (line,) = (names[path[-1]] for names in panels if path[-1] in names)
+        assert made.help.partition("\n\n")[0] == line != ""
         needed = [option.required for option in made.params if option.param_type_name == "option"]
         assert needed == sorted(needed, reverse=True), path
 
 
 def test_an_old_name_is_answered_with_the_new_one(call):
-    for path, _ in iterate_commands(program()):
+    for path, _ in iterate_commands():
         if len(path) > 1:
             new = f"interp-run {' '.join(path)}"
             said = f"interp-run: {path[-1]} is now {new}; see {new} --help\n"

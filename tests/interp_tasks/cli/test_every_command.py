@@ -12,7 +12,7 @@ import torch
 import tasks
 from interp_tasks.cli import main
 from interp_tasks.cli import options as cli_options
-from interp_tasks.cli.app import iterate_commands, program
+from interp_tasks.cli.app import iterate_commands
 from interp_tasks.cli.tables import print_as
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.reproduction.reproduction import COLUMNS as VERDICT_COLUMNS
@@ -145,7 +145,7 @@ def test_the_schema_names_the_columns_of_the_code(schema):
 
 
 def test_every_command_is_called():
-    assert set(CALLS) == {" ".join(path) for path, _ in iterate_commands(program())}
+    assert set(CALLS) == {" ".join(path) for path, _ in iterate_commands()}
 
 
 @pytest.mark.parametrize("command", CALLED)

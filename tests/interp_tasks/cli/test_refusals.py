@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from interp_tasks.cli import main
-from interp_tasks.cli.app import iterate_commands, program
+from interp_tasks.cli.app import iterate_commands
 from interp_tasks.texts import LONGEST, QUOTED
 
 RUN, ADD = "--ckpt run@40", "--ckpt zoo:modular-addition-113@last"
@@ -213,7 +213,7 @@ for call in calls:
 
 def test_help_and_quick_mistakes_import_nothing_slow(root):
     """All of them in one interpreter: help first, so that what it imports is seen."""
-    helps = [["--help"], *([*path, "--help"] for path, _ in iterate_commands(program()))]
+    helps = [["--help"], *([*path, "--help"] for path, _ in iterate_commands())]
     calls = [*helps, *map(shlex.split, QUICK)]
     done = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(calls)],
@@ -228,9 +228,7 @@ def test_help_and_quick_mistakes_import_nothing_slow(root):
 @pytest.mark.parametrize("words", ["ablation", "runs search matrix-completion"])
 def test_no_option_is_given_twice_or_empty(root, monkeypatch, capsys, words):
     monkeypatch.chdir(root)
-    made = program()
-    for word in words.split()[:2]:
-        made = made.get_command(None, word) if hasattr(made, "get_command") else made
+    (made,) = (made for path, made in iterate_commands() if path == tuple(words.split()[: len(path)]))
     for option in made.params:
         if option.param_type_name != "option" or option.is_flag:
             continue
