@@ -59,7 +59,6 @@ SLOW = {
         "the_final_level_of_an_even_number_of_seeds",
         "the_log_ends_with_the_metrics",
     ),
-    "interp_tasks/grids/test_grid": ("executors_give_the_table_of_one_process[dask",),
     "test_docs": (
         "page_runs[README.md]",
         *(
@@ -72,7 +71,6 @@ SLOW = {
                 "circuits/edges",
                 "circuits/fourier",
                 "circuits/frequencies",
-                "circuits/large-sweeps",
                 "commands",
                 "grids",
                 "matrix-completion",
@@ -127,8 +125,10 @@ RELEASE = {
     "interp_tasks/cli/test_system": ("a_terminal_of_80_columns",),
     "interp_tasks/grids/test_grid": (
         "a_unit_whose_process_dies",
+        "executors_give_the_table_of_one_process[dask",
         "executors_give_the_table_of_one_process[processes",
     ),
+    "test_docs": ("page_runs[docs/circuits/large-sweeps.md]",),
     "interp_tasks/test_campaigns": ("no_trial_of_a_campaign_fails",),
     "test_results": tuple(
         f"the_records_are_of_the_shipped_runs[{study}" for study in ("nanda-progress", "miiii-mechanism")
