@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from circuits.model.edit_state import get_edit_state, hold_model_exclusively, modules_of, undone
@@ -17,20 +16,17 @@ from circuits.model.hooks import Function
 
 @contextmanager
 def hold_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Puts every module in eval mode, and each back into the mode it had on exit, mixed modes included; that of
-    gradients too, which Ctrl-C may leave off in `no_grad`.
+    """Puts every module in eval mode, and each back into the mode it had on exit, mixed modes included.
 
     Modes belong to the model and not to a thread, so another is refused meanwhile.
     """
     with hold_model_exclusively(model):
         before = [(module, module.training) for module in modules_of(model)]
-        gradients = torch.is_grad_enabled()
 
         def restore() -> None:
             for module, training in before:
                 if module.training != training:
                     module.training = training
-            torch.set_grad_enabled(gradients)
 
         with undone(model, restore):
             # Set only where it changes, as setting an attribute of a module is slow.

@@ -137,8 +137,13 @@ def hold_model_exclusively(model: nn.Module) -> Iterator[None]:
             check_thread(state.owner)
         state.owner = threading.current_thread()
         state.holders += 1
+    gradients = torch.is_grad_enabled()
     try:
         yield
+    except KeyboardInterrupt:
+        # It may come inside `no_grad`, before that can be left.
+        torch.set_grad_enabled(gradients)
+        raise
     finally:
         state.holders -= 1
         if not state.holders:
