@@ -39,15 +39,7 @@ from circuits.model.heads import KeyValueGroup
 from circuits.model.inputs import parse_given
 from circuits.model.prompts import Texts
 from circuits.model.sites import Site
-from circuits.model.types import (
-    ArrayLike,
-    HeadsLike,
-    IndicesLike,
-    PlacesLike,
-    PositionsLike,
-    SiteLike,
-    TokensLike,
-)
+from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
 from circuits.tensors import Snapshot, parse_numbers
 from circuits.validate import (
     answers_former_names,
@@ -335,7 +327,7 @@ def frequencies(
 @answers_former_names
 def classes(
     site: SiteLike,
-    classes: ArrayLike,
+    classes: IndicesLike,
     examples: TokensLike,
     keep: bool = False,
     *,

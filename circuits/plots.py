@@ -19,17 +19,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike
 
 from circuits.errors import CircuitsError
 from circuits.figures import panels
 from circuits.figures.export import picture, save
-from circuits.figures.layout import Figure, draw, titled, untitled
+from circuits.figures.layout import draw, titled, untitled
 from circuits.figures.panels import Series
 from circuits.figures.results import attention_figure, by_head, heads_figure
 from circuits.fourier import Bands, Spectrum
 from circuits.fourier import spectrum as measure_spectrum
-from circuits.model.heads import Head
+from circuits.model.types import ArrayLike, Figure
 from circuits.patterns import Maps
 from circuits.sweeps.table import SweepResult
 from circuits.tables import chosen_metrics
@@ -43,7 +42,7 @@ __dir__ = __all__.copy
 def attention(
     maps: Maps | ArrayLike,
     labels: Sequence[str] | None = None,
-    titles: Mapping[Head, str] | None = None,
+    titles: Mapping[tuple[int, int], str] | None = None,
     *,
     title: str | None = None,
 ) -> Figure:

@@ -35,13 +35,11 @@ _FORMER = {
 
 def answers_former_names(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a public function: arguments by their former names are refused with a line that says what serves."""
-    folder, caller = function.__module__.split(".")[1], function.__name__
-    caller = caller if folder in ("interventions", "sweeps") else f"{folder}.{caller}"
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in _FORMER.keys() & kwargs.keys():
-            raise CircuitsError(f"{caller}: no argument {name}=; {_FORMER[name]}")
+            raise CircuitsError(f"{function.__name__}: no argument {name}=; {_FORMER[name]}")
         return function(*args, **kwargs)
 
     return call
@@ -70,8 +68,8 @@ def parse_inputs(tokens: Any, label: str) -> Tensor:
 _SEVERAL = "of several tensors make torch.utils.data.TensorDataset(a, b), of which the metric gets a tuple"
 
 
-def parse_batch(batch: Any, caller: str) -> Any:
-    """Reads the batch of a metric, anything with a length that takes a slice of rows; None stays None."""
+def parse_batch(batch: Any, caller: str, examples: int | None = None) -> Any:
+    """Reads the batch of a metric, anything that takes a slice of rows and has a length, of so many examples."""
     batch = as_dense_tensor(batch, f"{caller}: batch") if isinstance(batch, Tensor) else batch
     is_sliceable = (
         hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and getattr(batch, "ndim", 1) > 0
@@ -81,14 +79,10 @@ def parse_batch(batch: Any, caller: str) -> Any:
             f"{caller}: batch has len() and takes a slice of rows; got {type(batch).__name__}"
             + (f"; {_SEVERAL}" if isinstance(batch, Mapping) else "")
         )
-    return batch
-
-
-def check_batch_length(batch: Any, examples: int, caller: str) -> None:
-    """Refuses a batch that has not a row for each example."""
-    if len(batch) != examples:
+    if batch is not None and examples is not None and len(batch) != examples:
         hint = f"; {_SEVERAL}" if isinstance(batch, tuple | list) else ""
         raise CircuitsError(f"{caller}: tokens have {examples} examples, batch has {len(batch)}{hint}")
+    return batch
 
 
 def parse_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
@@ -138,6 +132,13 @@ def made_by(
     if len(named) < len(pairs):
         raise CircuitsError(f"{caller}: an axis is given as an argument, too")
     return make(*items, **named)
+
+
+def parse_draws(draws: Any, caller: str) -> int:
+    """Reads a number of resamples."""
+    if not is_whole(draws, 1):
+        raise CircuitsError(f"{caller}: draws={draws!r}; give a whole number from 1")
+    return int(draws)
 
 
 def parse_seed(seed: Any, caller: str) -> int:

@@ -21,7 +21,7 @@ from circuits.model.types import BatchLike, Figure, MetricLike, RankingLike, Tok
 from circuits.statistics import LEVEL
 from circuits.sweeps.metrics import Row
 from circuits.tables import bounded, chosen_metrics, short_table
-from circuits.validate import index_by_text, is_whole, parse_seed
+from circuits.validate import index_by_text, is_whole, parse_draws, parse_seed
 
 _CALLER = "circuit.curve"
 #: The columns that a curve shows of itself.
@@ -113,12 +113,10 @@ def curve(
     if not rankings:
         raise CircuitsError(f"{_CALLER}: give a ranking, or several by name, such as {{'exact': found}}")
     seed, asked = parse_seed(seed, _CALLER), None if sizes is None else _parse_sizes(sizes)
-    if not is_whole(draws, 1):
-        raise CircuitsError(f"{_CALLER}: draws={draws!r}; give a whole number from 1")
     named = index_by_text(rankings, _CALLER, "rankings")
     given = {name: _Ranking.of(ranking, f"{_CALLER}: {name}") for name, ranking in named.items()}
     examples = Examples.read(_CALLER, model, base, source, metric, batch, how)
-    runs = Measurement.of(examples, batch_size, seed, draws)
+    runs = Measurement.of(examples, batch_size, seed, parse_draws(draws, _CALLER))
     rows, areas = list[Row](), list[Row]()
     for name, ranking in given.items():
         for points, area in _drawn(runs, ranking.on(runs.graph), asked):

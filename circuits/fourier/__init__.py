@@ -10,7 +10,7 @@ A spectrum holds sums of squared coefficients in the orthonormal real basis, so 
 (Parseval).
 """
 
-from circuits.fourier._fourier_basis import Grid, basis, components, frequencies, inverse, transform
+from circuits.fourier._fourier_basis import Grid, basis, components, frequencies, transform
 from circuits.fourier._modular_sum import CosineFit, ModularSum, regression, share, variance_explained
 from circuits.fourier._spectrum import (
     Bands,
@@ -36,7 +36,6 @@ __all__ = [
     "components",
     "frequencies",
     "gini",
-    "inverse",
     "key_frequencies",
     "regression",
     "share",

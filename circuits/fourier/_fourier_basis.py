@@ -43,14 +43,15 @@ def transform(x: ArrayLike, axes: int | Sequence[int] = 0) -> Float[Tensor, "*sh
     """Returns the coefficients of x in the basis along each axis, in the shape of x, float64.
 
     The length of an axis is its period. For a p × p grid with axes (0, 1), entry (i, j) belongs to the product of row i
-    of the basis in the first coordinate and row j in the second. The sum of squares is unchanged (Parseval).
+    of the basis in the first coordinate and row j in the second. The sum of squares is unchanged (Parseval), and x is
+    `basis(period).T @ coefficients`.
     """
-    return _along(parse_values(x), axes, inverted=False)
-
-
-def inverse(coefficients: ArrayLike, axes: int | Sequence[int] = 0) -> Float[Tensor, "*shape"]:
-    """Returns the values with these coefficients: the inverse of `transform`."""
-    return _along(parse_values(coefficients), axes, inverted=True)
+    values = parse_values(x)
+    for axis in (axes,) if isinstance(axes, int) else axes:
+        index = parse_axis(axis, values)
+        functions = basis(values.shape[index]).to(values.device)
+        values = torch.tensordot(functions, values, dims=([1], [index])).movedim(0, index)
+    return values
 
 
 def parse_values(x: Any) -> Tensor:
@@ -76,16 +77,6 @@ def parse_axis(axis: Any, values: Tensor) -> int:
     if isinstance(axis, bool) or not isinstance(axis, int) or not -values.ndim <= axis < values.ndim:
         raise CircuitsError(f"fourier: no axis {axis!r} in {list(values.shape)}")
     return axis % values.ndim
-
-
-def _along(values: Tensor, axes: int | Sequence[int], inverted: bool) -> Tensor:
-    for axis in (axes,) if isinstance(axes, int) else axes:
-        index = parse_axis(axis, values)
-        functions = basis(values.shape[index]).to(values.device)
-        values = torch.tensordot(functions.T if inverted else functions, values, dims=([1], [index])).movedim(
-            0, index
-        )
-    return values
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,7 @@ class Grid:
 
     @classmethod
     def of_inputs(
-        cls, tokens: ArrayLike, coords: Mapping[str, int], values: int | Sequence[Sequence[int]]
+        cls, tokens: Tensor, coords: Mapping[str, int], values: int | Sequence[Sequence[int]]
     ) -> Grid:
         """Returns the grid of examples whose coordinates are the token ids at some positions.
 

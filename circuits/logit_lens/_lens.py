@@ -131,7 +131,7 @@ def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], po
         select_positions(at, prompts.shape[1], "lens, positions", prompts.real)
         columns = columns_of(at, prompts.real)
     kept = [one if columns is None else one.at(columns[one.rows]) for one in runs]
-    read_out = ReadOut.final(surface, kept[0].last, kept[0].output)
+    read_out = ReadOut.of(surface, kept[0].last, kept[0].output)
     for one in kept:
         read_out.check(one.last, one.output)
     output, last = torch.cat([one.output for one in kept]), torch.cat([one.last for one in kept])
@@ -139,7 +139,7 @@ def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], po
         _concatenate_runs([one.streams for one in kept]),
         _concatenate_runs([one.parts for one in kept]),
     )
-    of_streams = ReadOut.of(surface, [*ends.values()][-1], output, "") if surface.post_norm else read_out
+    of_streams = ReadOut.of(surface, [*ends.values()][-1], output, False) if surface.post_norm else read_out
     if columns is None:
         output = prompts.nan_at_padding(output)
         ends, parts = (
@@ -164,7 +164,7 @@ def _attribute_metric(
         shares["nonlinear"] = total
         if columns.shape[1]:
             if read_out is None:
-                read_out = ReadOut.final(surface, one.last, one.output)
+                read_out = ReadOut.of(surface, one.last, one.output)
             read_out.check(one.last, one.output)
             shares, rounding = _shares(one, read_out, gradient, total)
         linear &= bool((shares["nonlinear"].abs() <= rounding).all())

@@ -140,19 +140,11 @@ class ReadOut:
             )
 
     @classmethod
-    def final(cls, surface: HookedModel, stream: Tensor, output: Tensor) -> ReadOut:
-        """Builds the read-out of the last residual stream."""
-        return cls.of(
-            surface, stream, output, surface.stream_norm("resid_post", surface.n_layers - 1) or "ln_final"
-        )
-
-    @classmethod
-    def of(cls, surface: HookedModel, stream: Tensor, output: Tensor, norm: str) -> ReadOut:
-        """Builds the read-out with the kind of norm that reproduces the model's output best.
-
-        Args:
-            norm: the path of the norm whose weight and bias it has; "": none.
+    def of(cls, surface: HookedModel, stream: Tensor, output: Tensor, normed: bool = True) -> ReadOut:
+        """Builds the read-out of the last residual stream, with the kind of norm that reproduces the model's output
+        best, or without a norm.
         """
+        norm = surface.stream_norm("resid_post", surface.n_layers - 1) or "ln_final" if normed else ""
         weights = surface.model.state_dict()
         weight = weights.get("unembed.W_U")
         weight = weights["unembed.weight"].T.clone() if weight is None else weight.clone()

@@ -15,11 +15,11 @@ from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, IndicesLike, PositionsLike, TokensLike
-from circuits.patterns._pattern_reading import PatternPass, Recorded, parse_draws, parse_layers, parse_run
+from circuits.patterns._pattern_reading import PatternPass, Recorded, parse_layers, parse_run
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import short_table
 from circuits.tensors import parse_numbers
-from circuits.validate import answers_former_names, parse_seed
+from circuits.validate import answers_former_names, parse_draws, parse_seed
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.types import Figure, IndicesLike, PositionsLike, TokensLike
 from circuits.tensors import Snapshot
-from circuits.validate import answers_former_names, is_whole, parse_indices
+from circuits.validate import answers_former_names, parse_indices
 
 # Numbers for each entry of a pattern: with what is computed of it in double precision it then stays in the cache.
 _PER_ENTRY = 32
@@ -110,7 +110,7 @@ class Maps:
     def plot(
         self,
         labels: Sequence[str] | None = None,
-        titles: Mapping[Head, str] | None = None,
+        titles: Mapping[tuple[int, int], str] | None = None,
         *,
         title: str | None = None,
     ) -> Figure:
@@ -284,9 +284,3 @@ def _selected_queries(surface: HookedModel, positions: Any, prompts: Prompts, ca
     selected = selected.expand(batch, -1)
     check_no_padding(surface, prompts, selected, caller)
     return prompts.in_order(selected & prompts.real) & prompts.reached
-
-
-def parse_draws(draws: Any, caller: str) -> int:
-    if not is_whole(draws, 1):
-        raise CircuitsError(f"{caller}: draws={draws!r}; give the number of bootstrap resamples, at least 1")
-    return int(draws)

@@ -11,23 +11,16 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, prefix_error_messages
+from circuits.figures.layout import Figure
 from circuits.figures.results import by_head, heads_figure
 from circuits.model.heads import AnyHead, Head, parse_heads
-from circuits.model.types import (
-    BatchLike,
-    Figure,
-    HeadsLike,
-    IndicesLike,
-    PositionsLike,
-    TemplateLike,
-    TokensLike,
-)
-from circuits.patterns._pattern_reading import PatternPass, Recorded, parse_draws
+from circuits.model.types import BatchLike, HeadsLike, IndicesLike, PositionsLike, TemplateLike, TokensLike
+from circuits.patterns._pattern_reading import PatternPass, Recorded
 from circuits.patterns._templates import parse_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import bounded, short_table
-from circuits.validate import answers_former_names, check_batch_length, parse_batch, parse_choice, parse_seed
+from circuits.validate import answers_former_names, parse_batch, parse_choice, parse_draws, parse_seed
 
 
 @dataclass(frozen=True)
@@ -107,10 +100,8 @@ def scores(
     caller = "patterns.scores"
     reading = PatternPass.of(caller, model, tokens, layers, positions)
     prompts, heads = reading.prompts, reading.heads
-    tokens, given = prompts.tokens, parse_batch(batch, caller)
+    tokens, given = prompts.tokens, parse_batch(batch, caller, len(prompts))
     seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
-    if given is not None:
-        check_batch_length(given, len(tokens), caller)
     named = parse_templates(templates, tokens, given is not None)
     sums = np.zeros((3, len(reading.layers), reading.surface.n_heads, len(named), len(tokens)))
     for rows, query_mask in reading.chunks(batch_size):
@@ -271,12 +262,9 @@ def classify(
 
 def _heads(given: Any) -> tuple[AnyHead, ...] | None:
     """Returns the heads that a class is left to, of which there may be none, as a measure may find none; None: all."""
-    if isinstance(given, Iterator | Set):
-        given = list(given)
-    try:
+    given = list(given) if isinstance(given, Iterator | Set) else given
+    with prefix_error_messages("patterns.classify, among"):
         return () if isinstance(given, tuple | list) and not given else parse_heads(given).heads
-    except CircuitsError as error:
-        raise CircuitsError(f"patterns.classify, among: {error}") from error
 
 
 def _classify_by_template(

@@ -33,7 +33,7 @@ from circuits.probe._probe_inputs import (
 )
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
 from circuits.tables import bounded, chosen_metrics, short_table
-from circuits.validate import answers_former_names, is_whole, parse_seed
+from circuits.validate import answers_former_names, parse_draws, parse_seed
 
 _EPS = torch.finfo(torch.float64).eps
 #: Bytes of activations that are kept at a time; sites beyond are read in a further pass over the examples.
@@ -100,11 +100,9 @@ def linear(
 
 
 def _parse_numbers(draws: Any, ridge: Any, intercept: Any) -> tuple[int, float, bool]:
-    if not is_whole(draws, 1):
-        raise CircuitsError(f"probe: draws={draws!r}; give a whole number from 1")
     if ridge is not None and (isinstance(ridge, bool) or not ridge >= 0):
         raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
-    return int(draws), float(ridge or 0), bool(intercept)
+    return parse_draws(draws, "probe"), float(ridge or 0), bool(intercept)
 
 
 def _fit_probes(

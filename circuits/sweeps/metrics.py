@@ -14,15 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, format_value
 from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding
 from circuits.model.prompts import Prompts
 from circuits.sweeps.logit_difference import Answers, LogitDifference, bound, logit_difference
-from circuits.sweeps.several_metrics import bind_each
 from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
-from circuits.validate import check_batch_length, parse_batch
+from circuits.validate import index_by_text, parse_batch
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
 Row = dict[str, Any]
@@ -44,6 +43,7 @@ class Metric:
         model: what runs; the function must leave it as it is. None where outputs come from elsewhere.
         examples: how many there are in all; None where that is not known.
         name: of the function; "unedited" for the default.
+        parts: several metrics by name, `metric={"logit difference": f, "loss": g}`, in the place of a function.
     """
 
     function: Callable[..., Any] | None
@@ -55,6 +55,7 @@ class Metric:
     model: nn.Module | None = None
     examples: int | None = None
     name: str = "unedited"
+    parts: Mapping[str, Metric] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -69,12 +70,12 @@ class Metric:
         """Reads and checks the metric, batch and positions that a user gave; `inputs` are the model and its prompts,
         None where outputs come from elsewhere.
         """
-        batch = parse_batch(batch, caller)
+        batch = parse_batch(batch, caller, None if inputs is None else len(inputs[1]))
+        if isinstance(metric, Mapping):
+            return cls._of_several(metric, batch, inputs, caller, positions)
         owner = getattr(metric, "__self__", None)
         own = getattr(metric, "read_positions", getattr(owner, "read_positions", None))
-        if isinstance(metric, Mapping):
-            metric, batch, own = bind_each(metric, batch, inputs, caller)
-        elif metric is logit_difference or isinstance(metric, LogitDifference):
+        if metric is logit_difference or isinstance(metric, LogitDifference):
             metric, batch, own = bound(metric, batch, inputs, caller)
         if metric is not None and not callable(metric):
             raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")
@@ -85,8 +86,6 @@ class Metric:
         if inputs is None:
             return read
         surface, prompts = inputs
-        if batch is not None:
-            check_batch_length(batch, len(prompts), caller)
         what = f"{caller}, " + ("positions" if positions is not None else "read_positions of the metric")
         at = parse_positions(own if positions is None else positions, what)
         if isinstance(at, Snapshot):
@@ -102,6 +101,31 @@ class Metric:
         aligned, model, examples = not prompts.padded, surface.model, len(prompts)
         return replace(read, positions=at, kept=kept, aligned=aligned, model=model, examples=examples)
 
+    @classmethod
+    def _of_several(
+        cls, given: Mapping[Any, Any], batch: Any, inputs: Any, caller: str, positions: Any
+    ) -> Metric:
+        """Reads metrics by name; `logit_difference` has its answers with it, each other one gets the batch."""
+        named = index_by_text(given, caller, "metrics")
+        if not named or None in named.values():
+            raise CircuitsError(
+                f"{caller}: metric= is a function, or several by name; got {format_value(given)}"
+            )
+        parts = {
+            name: cls.of(one, None if isinstance(one, LogitDifference) else batch, inputs, caller, positions)
+            for name, one in named.items()
+        }
+        first, *_ = parts.values()
+        kept = [one.kept for one in parts.values() if one.kept is not None]
+        read = [one.positions for one in parts.values() if one.positions is not None]
+        return replace(
+            first,
+            kept=torch.stack(kept).any(0) if len(kept) == len(parts) else None,
+            positions=tuple(dict.fromkeys(sum(read, ()))) if len(read) == len(parts) else None,
+            name="metric",
+            parts=parts,
+        )
+
     @property
     def untested(self) -> tuple[str, ...]:
         """The metrics that are distances from the unedited output."""
@@ -112,7 +136,8 @@ class Metric:
         batch, kept = (None if one is None else one[rows] for one in (self.batch, self.kept))
         if kept is not None and self.model is not None:
             kept = kept.to(next(self.model.parameters()).device)
-        return replace(self, batch=batch, kept=kept)
+        parts = {name: one.at(rows) for name, one in self.parts.items()}
+        return replace(self, batch=batch, kept=kept, parts=parts)
 
     def measure(self, output: Tensor, clean: Tensor, title: str, columns: Tensor | None = None) -> PerExample:
         """Returns sum and count of every example, by metric, for an output at these columns (None: all) and the
@@ -135,6 +160,10 @@ class Metric:
     @property
     def columns(self) -> Tensor | None:
         """The columns of the output that it reads in some example; None: perhaps all."""
+        if self.parts:
+            columns = [one.columns for one in self.parts.values()]
+            known = [one for one in columns if one is not None]
+            return torch.cat(known).unique() if len(known) == len(columns) else None
         if isinstance(self.batch, Answers):
             return self.batch.columns.unique()
         if self.positions is None or self.kept is None:
@@ -149,6 +178,12 @@ class Metric:
         precision comes as float32, in which differences of logits keep their digits. Outputs [n pos out] may have some
         `columns` alone.
         """
+        if self.parts:
+            found: dict[str, Any] = {}
+            for name, one in self.parts.items():
+                values = one.values(output, clean, columns)
+                found |= {name if key == one.name else f"{name} {key}": x for key, x in values.items()}
+            return found
         kept, batch, owned = self.kept, self.batch, False
         kept = None if kept is None else kept.to(output.device)
         if columns is not None:

@@ -33,7 +33,7 @@ from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, quote_metric, titled
 from circuits.sweeps.table import SweepResult, about, parse_resampling, tabulate
 from circuits.tensors import largest
-from circuits.validate import answers_former_names, index_by_text, parse_choice
+from circuits.validate import answers_former_names, index_by_text, parse_batch, parse_choice
 
 NAIVE, FAST = "naive", "fast"
 # Differences between two runs of one example that are rounding: relative to the output's largest entry, and in half
@@ -64,11 +64,11 @@ def sweep(
             fails.
         variants: name -> an intervention, a tuple of them that act together, or `Draws` of one; `ablate.each` and
             `grid` make such dicts. Draws get a row each, after one that pools them. Or one of these alone.
-        metric: `fn(output)`, or `fn(output, batch[rows])` or a dict of several. It gets copies
-            of its own, is called once per variant and chunk of examples, and returns a value per example [n], a pair
-            (sum [n], count [n]), pooled as Σsum/Σcount, or a dict of those. Without one: `kl` (nats) and `mse` from
-            the unedited output, which have no p-value, and `logit_diff`, of the unedited model's two highest logits:
-            means over all positions read but padding.
+        metric: `fn(output)`, or `fn(output, batch[rows])` with `batch`, or a dict of several. It gets its own copies,
+            is called once per variant and chunk of examples, and returns a value per example [n], a pair (sum [n],
+            count [n]), pooled as Σsum/Σcount, or a dict of those. Without one: `kl` (nats) and `mse` from the unedited
+            output, which have no p-value, and `logit_diff`, of the unedited model's two highest logits: means over all
+            positions read but padding.
         engine: "auto", many variants in each forward of the model's own blocks where that can be; "naive", a forward
             with plain hooks for each. The column `engine` says which it was, `settings["naive"]` why.
         batch_size: rows (examples × variants) in a forward; results depend on it by rounding only. Default: a bound on
@@ -307,8 +307,8 @@ def compare(
 
     Raises `CircuitsError` for chunks with different variants, and for what `sweep` refuses of a metric.
     """
-    resampling = parse_resampling(seed, draws, flips, "compare")
-    measured = Metric.of(metric, batch, None, "compare")
+    resampling, given = parse_resampling(seed, draws, flips, "compare"), parse_batch(batch, "compare")
+    measured = Metric.of(metric, given, None, "compare")
     found: Measurements | None = None
     done = 0
     for clean, outputs in parts:
@@ -332,11 +332,7 @@ def compare(
             found.add(index, of_chunk.measure(output, clean, name))
     if isinstance(measured.batch, LogitDifference):
         measured.batch.check_count(done)
-    if found is None or not found.runs or (batch is not None and len(batch) != done):
-        got = (
-            "no outputs"
-            if found is None or not found.runs
-            else f"{done} examples, batch has {len(measured.batch)}"
-        )
+    if found is None or not found.runs or (given is not None and len(given) != done):
+        got = "no outputs" if found is None or not found.runs else f"{done} examples, batch has {len(given)}"
         raise CircuitsError(f"compare: {got}; give the unedited output and others, of all examples")
     return tabulate(found, resampling, {}, {"engine": "given", "n": done}, measured.untested)

@@ -147,9 +147,8 @@ class SweepResult:
             raise CircuitsError(f"pivot: give metric=, one of {', '.join(self.metrics)}")
         rows = self.frame if metric is None else self.of_metric(metric).frame
         names = [name if name in rows else name.removesuffix("s") for name in (index, columns, values)]
-        for given, name in zip((index, columns, values), names, strict=True):
-            if name not in rows:
-                raise CircuitsError(f"pivot: no column {given!r}; there are {', '.join(rows.columns)}")
+        if unknown := set(names) - set(rows):
+            raise CircuitsError(f"pivot: no column {unknown.pop()!r}; there are {', '.join(map(str, rows))}")
         rows = rows[rows["draw"].isna()].dropna(subset=names[:2])
         if rows.duplicated(names[:2]).any():
             raise CircuitsError(f"pivot: several variants have the same {names[0]} and {names[1]}")

@@ -148,7 +148,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: Site("z", layer="1"), "site 'z'", "layer='1'"),
     (lambda m: run(m, tokens, edit("z.2", double)), "z.2", "layers 0-1"),
     (lambda m: run(build(attn_only=True), tokens, edit("mlp_out", double)), "no site mlp_out", "embed"),
-    (lambda m: ablate.zero("0.1", queries=1), "ablate.zero", "queries=", "positions="),
+    (lambda m: ablate.zero("0.1", queries=1), "zero: no argument queries=", "positions="),
     (lambda m: ablate.zero("0.1", positions=1.5), "boolean mask [batch pos]", "(1.5,)"),
     (lambda m: run(m, tokens, ablate.zero("0.1", positions=9)), "no position 9", "0-5"),
     (lambda m: ablate.zero("0.1", positions=hidden[0].int()), "6 numbers", "mask [pos]", "numbers 0 and 1"),

@@ -42,7 +42,7 @@ def test_a_pivot_by_what_was_asked_for(make_model, tokens):
     assert table.stack().to_dict() == rows["effect"].to_dict()
     for wrong, message in (
         (("layer", "positions"), "give metric=, one of kl, mse"),
-        (("layer", "queries", "effect", "kl"), "no column 'queries'"),
+        (("layer", "queries", "effect", "kl"), "no column 'querie'"),
         (("layer", "site", "effect", "kl"), "several variants have the same layer and site"),
     ):
         with pytest.raises(CircuitsError, match=message):
