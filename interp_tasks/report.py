@@ -15,7 +15,7 @@ from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.heads import EACH, EACH_LAYER, chosen_heads, edit_heads, parse_limits
-from interp_tasks.measurement.result import labelled, run_sweep, shown_columns, tests, tidy, value_text
+from interp_tasks.measurement.result import labelled, run_sweep, shown_columns, tidy, value_text
 from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, declared, read_runs
 from interp_tasks.measurement.subjects import (
     Examples,
@@ -383,8 +383,9 @@ def effects_table(snapshots: Sequence[Snapshot]) -> Table:
 
     frame = pandas.concat([each.effects for each in snapshots], ignore_index=True)
     last = frame[frame["step"] == snapshots[-1].step]
+    tests = snapshots[-1].effects["p_value"].count()
     caption = (
-        f"p adj.: sign-flip test, Holm's adjustment over the {tests(snapshots[-1].effects)} rows of a checkpoint. "
+        f"p adj.: sign-flip test, Holm's adjustment over the {tests} rows of a checkpoint. "
         "The download has all checkpoints."
     )
     columns = [Column("checkpoint", "ref"), *shown_columns(last)]

@@ -20,7 +20,7 @@ from interp_tasks.devices import check_written_device
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import PROMPT_METRICS, check_choice, unknown
-from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, target
+from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, own_view, target
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.measurement.subjects import Examples, Options, resolve_refs
 from interp_tasks.settings import check_task_name, import_file, parse_settings, task_config
@@ -239,7 +239,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     of_runs = "runs" in signature
     has_examples = any(each.kind is each.VAR_KEYWORD for each in signature.values())
     # Where an experiment compares no metrics, an option of that name is its own.
-    of_metrics = not of_runs and experiment.compares_metrics
+    of_metrics = not of_runs and own_view(experiment.name, "view_columns") is None
     own = own_options(signature.values())
     parameters, names = list(own), [each.name for each in own]
     if of_runs:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.cells import cell_len
 
@@ -52,12 +52,8 @@ class TextColumn:
     header: str
     key: str
     cells: tuple[str, ...]
-    right: bool = False
-
-    @property
-    def longest_word(self) -> int:
-        words = [word for text in (self.header, *self.cells) for word in text.split()]
-        return max((min(cell_len(word), LONG_WORD) for word in words), default=1)
+    right: bool
+    longest_word: int
 
 
 def console(at_least: int = 0) -> Console:
@@ -88,13 +84,21 @@ def print_result(
 
     With ``together`` several checkpoints of few rows are one block, under short names, which its head explains.
     """
-    rows = frame.to_dict("records")
+    rows: list[Any] = frame.to_dict("records")
     blocks: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         blocks.setdefault(str(row["ref"]), []).append(index)
     titles = {ref: title([rows[index] for index in block]) for ref, block in blocks.items()}
     heads = [[[*parts, *done]] for parts in titles.values()]
-    cells = [text_column(column, rows) for column in columns]
+    cells = [
+        text_column(
+            column.header,
+            column.key,
+            [column.shown(row) for row in rows],
+            right=column.text is None and column.key in NUMBERS,
+        )
+        for column in columns
+    ]
     if together and len(blocks) > 1 and max(map(len, blocks.values())) <= MAX_ROWS_SHARED:
         # Not above, as --help loads this file and no `circuits.figures`.
         from circuits.figures.layout import short_names
@@ -105,20 +109,21 @@ def print_result(
             for ref, (name, *rest) in titles.items()
         ]
         heads, blocks = [[*legend, list(done)]], {"": list(range(len(rows)))}
-        cells.insert(0, TextColumn("ckpt", "checkpoint", tuple(short[str(row["ref"])] for row in rows)))
+        cells.insert(0, text_column("ckpt", "checkpoint", [short[str(row["ref"])] for row in rows]))
     print_blocks(cells, list(blocks.values()), heads)
     say()
     for line in notes:
         say(line, "dim")
 
 
-def text_column(column: Column, rows: Sequence[Mapping[Any, Any]]) -> TextColumn:
-    """Returns a column's texts; its header loses its "[95% CI]" where no row has an interval."""
-    cells = tuple(printable(column.shown(row)) for row in rows)
-    header = printable(column.header, keep="\n")
+def text_column(header: str, key: str, texts: Sequence[str], *, right: bool = False) -> TextColumn:
+    """Returns a column of texts; its header loses its "[95% CI]" where no row has an interval."""
+    cells, header = tuple(map(printable, texts)), printable(header, keep="\n")
     if not any("[" in text for text in cells):
         header = header.partition(" [")[0]
-    return TextColumn(header, column.key, cells, column.text is None and column.key in NUMBERS)
+    words = [word for text in (header, *cells) for word in text.split()]
+    longest_word = max((min(cell_len(word), LONG_WORD) for word in words), default=1)
+    return TextColumn(header, key, cells, right, longest_word)
 
 
 def print_blocks(
@@ -173,16 +178,12 @@ def without_repeats(
         ):
             kept.append(column)
         elif not texts <= {*NOTHING}:
+            name = " ".join(re.sub(r"\[.*?\]", "", column.header).split())
+            # A variant or a metric is named alone: not ``variant all``, but ``baseline 0.02``.
+            name = "" if name == column.key and name in ("variant", "metric") else name
             for parts, each in zip(shared, found, strict=True):
-                parts += [phrase(column, text) for text in each]
+                parts += [text if name == text else f"{name} {text}".strip() for text in each]
     return (kept, shared) if kept else (list(columns), [[] for _ in blocks])
-
-
-def phrase(column: TextColumn, text: str) -> str:
-    """Returns ``baseline 0.02``; of a variant or a metric, and of what is called as its column, its name alone."""
-    name = " ".join(re.sub(r"\[.*?\]", "", column.header).split())
-    alone = name == text or (column.key in ("variant", "metric") and name in ("", column.key))
-    return text if alone else f"{name} {text}".strip()
 
 
 def in_parts(columns: Sequence[TextColumn], width: int) -> Iterator[list[TextColumn]]:
@@ -197,23 +198,14 @@ def in_parts(columns: Sequence[TextColumn], width: int) -> Iterator[list[TextCol
 
 
 def table_of(columns: Sequence[TextColumn], rows: Sequence[int], width: int) -> Table:
-    """Returns a table without lines, as wide in every block; texts that have no room stand in several lines."""
+    """Returns a table without lines, as wide in every block; texts that have no room stand in several lines.
+
+    A column is at least as wide as its longest word and, as far as there is room, as its longest text.
+    """
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
-    for column, wide in zip(columns, widths(columns, width), strict=True):
-        table.add_column(
-            column.header, justify="right" if column.right else "left", width=wide, overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(column.cells[row] for column in columns))
-    return table
-
-
-def widths(columns: Sequence[TextColumn], width: int) -> list[int]:
-    """Returns how wide columns are: at least their longest word, and as far as there is room their longest text."""
-    found = [column.longest_word for column in columns]
-    room = width - sum(found) - GAP * len(columns)
+    widths = [column.longest_word for column in columns]
+    room = width - sum(widths) - GAP * len(columns)
     # Cells before headers, which are folded more readily than what stands in each row.
     for has_headers in (False, True):
         texts = [(*column.cells, *([column.header] * has_headers)) for column in columns]
@@ -221,12 +213,18 @@ def widths(columns: Sequence[TextColumn], width: int) -> list[int]:
             max((cell_len(line) for one in each for line in one.split("\n")), default=0) for each in texts
         ]
         # Those that lack least first, so that none is given more than it needs.
-        order = sorted(range(len(columns)), key=lambda at: wanted[at] - found[at])
+        order = sorted(range(len(columns)), key=lambda at: wanted[at] - widths[at])
         for left, at in zip(range(len(columns), 0, -1), order, strict=True):
-            more = max(0, min(wanted[at] - found[at], room // left))
-            found[at] += more
+            more = max(0, min(wanted[at] - widths[at], room // left))
+            widths[at] += more
             room -= more
-    return found
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    for column, wide in zip(columns, widths, strict=True):
+        side: Literal["left", "right"] = "right" if column.right else "left"
+        table.add_column(column.header, justify=side, width=wide, overflow="fold")
+    for row in rows:
+        table.add_row(*(column.cells[row] for column in columns))
+    return table
 
 
 def heading(parts: Sequence[str], width: int) -> str:
@@ -275,11 +273,11 @@ def print_rows(
         write_data(text.getvalue())
     else:
         columns = [
-            TextColumn(
-                printable(name),
+            text_column(
                 name,
-                tuple(printable(plain(row[name])) for row in rows),
-                all(isinstance(row[name], (int, float)) for row in rows),
+                name,
+                [plain(row[name]) for row in rows],
+                right=all(isinstance(row[name], (int, float)) for row in rows),
             )
             for name in shown
         ]
@@ -313,9 +311,9 @@ OF_HEADS = ("ablation", "patch")
 
 def print_as(result: Result, format: str, metric: str | None = None) -> None:
     """Print a result; a table of one metric, the task's own if none is said, and JSON and CSV of all if none is."""
-    from interp_tasks.measurement.result import compares_metrics, shown_columns, shown_rows
+    from interp_tasks.measurement.result import own_view, shown_columns, shown_rows
 
-    compares = compares_metrics(result.frame)
+    compares = own_view(result.frame, "view_columns") is None
     chosen = result.of_metric(metric) if metric is not None or (compares and format == "table") else result
     if format != "table":
         write_data(chosen.to_json() if format == "json" else chosen.to_csv())
@@ -325,20 +323,16 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
     columns = shown_columns(rows)
     if compares:
         if result.experiment in OF_HEADS and rows["variant"].nunique() == 1:
-            rows = rows.assign(variant=rows["variant"].map(named_heads))
+            # Heads that stand by themselves: "all heads", "heads 0.1"; a choice with a name as it is.
+            (only,) = rows["variant"].unique()
+            name = "all heads" if only == "all" else f"heads {only}" if only[:1].isdigit() else only
+            rows = rows.assign(variant=name)
         every = dict.fromkeys(shown_rows(result.frame)["metric"])
         left = [name for name in every if name not in set(frame["metric"])]
         notes += [f"--metric all: {', '.join(map(str, left))} too."] * bool(left)
         without = [ref for ref in dict.fromkeys(result.frame["ref"]) if ref not in set(frame["ref"])]
         notes += [f"No {metric}: {', '.join(map(str, without))}."] * bool(without)
     print_result(rows, columns, notes, header_parts(result.experiment, result.config), together=compares)
-
-
-def named_heads(spec: str) -> str:
-    """Returns a choice of heads that stands by itself: ``all heads``, ``heads 0.1``; one with a name as it is."""
-    if spec == "all":
-        return "all heads"
-    return f"heads {spec}" if spec[:1].isdigit() else spec
 
 
 def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], quiet: bool) -> None:
@@ -367,28 +361,16 @@ def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
     Args:
         config: of a :class:`Result`.
     """
-    known = EXPERIMENTS.get(experiment)
-    says = {} if known is None else known.says
-    each = [
-        [
-            *examined(part),
-            *(
-                setting_phrase(name, part[name])
-                for name, unsaid in says.items()
-                if part.get(name) not in (None, unsaid)
-            ),
-        ]
-        for part in config.get("parts", [config])
-    ]
+    says = EXPERIMENTS[experiment].says if experiment in EXPERIMENTS else {}
+    each = []
+    for part in config.get("parts", [config]):
+        said = [name for name, unsaid in says.items() if part.get(name) not in (None, unsaid)]
+        each.append([setting_phrase(name, part[name]) for name in said])
+        # Where it was named in place of the checkpoint's own.
+        if part.get("task") is not None:
+            settings = ", ".join(f"{name} {value}" for name, value in part.get("task_config", {}).items())
+            each[-1].insert(0, f"task {part['task']}" + (f" ({settings})" if settings else ""))
     return [one for one in each[0] if all(one in others for others in each)]
-
-
-def examined(config: Mapping[str, Any]) -> list[str]:
-    """Returns the task whose examples these are, where one was named in place of the checkpoint's own."""
-    if config.get("task") is None:
-        return []
-    settings = ", ".join(f"{name} {value}" for name, value in config.get("task_config", {}).items())
-    return [f"task {config['task']}" + (f" ({settings})" if settings else "")]
 
 
 def setting_phrase(name: str, value: Any) -> str:

@@ -63,17 +63,6 @@ class Experiment:
     samples: int | None = None
     judged_by_task: bool = False
 
-    @property
-    def compares_metrics(self) -> bool:
-        """Whether its rows are of several metrics, of which people see one if they do not ask for more."""
-        return self.judged_by_task or self.defined("view_columns") is None
-
-    def defined(self, name: str) -> Callable[..., Any] | None:
-        """Returns a function that stands beside the experiment, ``NAME_view_rows`` or ``view_rows``, if any does."""
-        beside = vars(sys.modules[self.function.__module__])
-        found: Callable[..., Any] | None = beside.get(f"{self.function.__name__}_{name}", beside.get(name))
-        return found
-
 
 def experiment(place: str = "Look", says: Mapping[str, Any] | None = None, **more: Any) -> Callable[[F], F]:
     """Decorates a function, which it registers as an experiment; the arguments are those of :class:`Experiment`."""
@@ -170,11 +159,19 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
     return values.agg(draws="count", sd="std", smallest="min", largest="max").reset_index()
 
 
-def own_view(frame: pandas.DataFrame, name: str) -> Callable[..., Any] | None:
-    """Returns how the experiment that all rows are of lays them out; ``None``: as all do."""
-    names = frame["experiment"].unique()
-    known = EXPERIMENTS.get(names[0]) if len(names) == 1 else None
-    return None if known is None else known.defined(name)
+def own_view(of: pandas.DataFrame | str, name: str) -> Callable[..., Any] | None:
+    """Returns a function that stands beside an experiment, ``NAME_view_rows`` or ``view_rows``, if any does.
+
+    Args:
+        of: the name of an experiment, or the rows of one; rows of several have no view of their own.
+    """
+    names = [of] if isinstance(of, str) else of["experiment"].unique()
+    if len(names) != 1 or names[0] not in EXPERIMENTS:
+        return None
+    function = EXPERIMENTS[names[0]].function
+    beside = vars(sys.modules[function.__module__])
+    found: Callable[..., Any] | None = beside.get(f"{function.__name__}_{name}", beside.get(name))
+    return found
 
 
 def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -182,13 +179,9 @@ def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     if (view := own_view(frame, "view_rows")) is not None:
         rows: pandas.DataFrame = view(frame)
         return rows
-    table = spread(frame)
-    return frame if table.empty else frame[frame["draw"].isna()].merge(table, how="left")
-
-
-def tests(frame: pandas.DataFrame) -> int:
-    """Returns the number of tests among rows: those with a p-value."""
-    return int(frame["p_value"].notna().sum())
+    if frame["draw"].isna().all():
+        return frame
+    return frame[frame["draw"].isna()].merge(spread(frame), how="left")
 
 
 def with_holm(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[str]]:
@@ -198,7 +191,8 @@ def with_holm(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[str]]:
     """
     from circuits.statistics import ALPHA, holm, least_adjusted
 
-    if not (number_of := tests(frame)):
+    number_of = int(frame["p_value"].notna().sum())
+    if not number_of:
         return frame, []
     frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
     examples = int(frame.loc[frame["p_value"].notna(), "n"].max())
@@ -245,12 +239,6 @@ def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str,
         return format(value, text) if isinstance(text, str) else text(value)
 
     return cell
-
-
-def compares_metrics(frame: pandas.DataFrame) -> bool:
-    """Tells whether people see one metric of these rows if they do not ask for more."""
-    names = frame["experiment"].unique()
-    return len(names) > 1 or names[0] not in EXPERIMENTS or EXPERIMENTS[names[0]].compares_metrics
 
 
 #: Endings of the files that hold a result, and of its page.
@@ -399,7 +387,7 @@ class Result:
         """Returns the figures of the page: those of the experiment, or every value beside its baseline, by metric."""
         from interp_tasks.measurement.table_figures import figures
 
-        own = EXPERIMENTS[self.experiment].defined("figures") if self.experiment in EXPERIMENTS else None
+        own = own_view(self.experiment, "figures")
         drawn: list[Figure] = figures(self.frame, self.examples()) if own is None else own(self)
         return drawn
 

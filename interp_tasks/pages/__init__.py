@@ -24,15 +24,13 @@ if TYPE_CHECKING:
     import plotly.graph_objects
 
 
-def number(value: float | None) -> str:
-    """Formats a number with four significant digits, integers with all; a dash stands for a missing one."""
+def number(value: float | None, significant: int = 4) -> str:
+    """Formats a number with so many significant digits, integers with all; a dash stands for a missing one.
+
+    No exponent from 1,000 to a million, no sign on 0.
+    """
     if value is None or math.isnan(value):
         return "–"
-    return digits(value, 4)
-
-
-def digits(value: float, significant: int) -> str:
-    """Formats a number with ``count`` significant digits; no exponent from 1,000 to a million, no sign on 0."""
     value += 0.0
     return f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.{significant}g}"
 
@@ -46,7 +44,7 @@ def signed(value: float | None) -> str:
 
 def three_digits(value: float) -> str:
     """Formats a number with three significant digits, zeros included: 0.2 is 0.200; a whole number stays one."""
-    plain = digits(value, 3)
+    plain = number(value, 3)
     return plain if value == round(value) or abs(value) >= 1e3 else f"{value:#.3g}".rstrip(".")
 
 
@@ -57,17 +55,13 @@ def percent(value: float | None) -> str:
     return {"100.0%": "100%", "0.0%": "0%" if value == 0 else "0.0%"}.get(f"{value:.1%}", f"{value:.1%}")
 
 
-def interval(low: float | None, high: float | None, shown: Callable[[float], str] = three_digits) -> str:
-    """Formats ``[low, high]``; nothing where there is none."""
-    if low is None or high is None or math.isnan(low) or math.isnan(high):
-        return ""
-    return f"[{shown(low)}, {shown(high)}]"
-
-
 def with_interval(
     text: str, low: float | None, high: float | None, shown: Callable[[float], str] = three_digits
 ) -> str:
-    return f"{text} {interval(low, high, shown)}".rstrip()
+    """Returns a text with ``[low, high]`` after it, where there is an interval."""
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return text
+    return f"{text} [{shown(low)}, {shown(high)}]".lstrip()
 
 
 def p_value(value: float | None) -> str:

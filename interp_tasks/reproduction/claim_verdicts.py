@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from interp_tasks.measurement import intervals
 from interp_tasks.measurement.intervals import ALPHA, MIN_RUNS, Interval
 from interp_tasks.measurement.run_logs import family
-from interp_tasks.pages import digits
+from interp_tasks.pages import number
 from interp_tasks.published import Bounds, Claim
 
 #: A row of a study's table, and several, as ``table_of`` gives them.
@@ -481,5 +481,5 @@ def two_sided(bounds: Bounds, value: float, error: float, df: int | None) -> flo
 def range_text(low: float, high: float) -> str:
     """Returns a phrase for a range, such as "between 1 and 2"."""
     if math.isinf(high):
-        return "anywhere" if low <= 0 else f"above {digits(low, 3)}"
-    return f"below {digits(high, 3)}" if low <= 0 else f"between {digits(low, 3)} and {digits(high, 3)}"
+        return "anywhere" if low <= 0 else f"above {number(low, 3)}"
+    return f"below {number(high, 3)}" if low <= 0 else f"between {number(low, 3)} and {number(high, 3)}"

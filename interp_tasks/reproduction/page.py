@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from interp_tasks.pages import Column, Text, interval, number, p_value
+from interp_tasks.pages import Column, Text, number, p_value, with_interval
 from interp_tasks.published import Claim, Paper, Row
 
 #: A row of ``Reproduction.frame``.
@@ -51,7 +51,7 @@ def seeds(row: Verdict) -> str:
 
 
 def interval_text(row: Verdict) -> str:
-    return interval(row["value_ci_low"], row["value_ci_high"]) or "–"
+    return with_interval("", row["value_ci_low"], row["value_ci_high"]) or "–"
 
 
 def run_numbers(row: Verdict) -> str:
