@@ -55,10 +55,6 @@ class SAEInsertion(nn.Module):
             for part, point in points.items()
         }
 
-    def forward(self, x: Tensor) -> Tensor:
-        edited = self.edited(x)
-        return x if edited is None else edited
-
     def edited(self, x: Tensor) -> Tensor | None:
         """Returns what takes the place of x; None where neither features nor error are changed."""
         # Copies, as the functions may write to what they are given, and give one buffer again and again.

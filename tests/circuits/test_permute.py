@@ -95,6 +95,8 @@ def test_within_slices_nothing_leaves_its_slice():
     columns = [given(permute.within((3, 4), 1, seed)) for seed in range(20)]
     assert all((grid % 4 == GRID % 4).all() for grid in columns)
     assert len({str(grid) for grid in columns}) > 1
+    first, second = np.array(permute.within((2, 3, 4), 0).replacement.order).reshape(2, 12)
+    assert sorted(first) == sorted(second - 12) == list(range(12)) != list(first)
 
 
 def test_moving_whole_rows_of_positions_is_moving_rows_of_the_input(hooked_only, make_model, tokens):

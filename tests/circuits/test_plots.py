@@ -47,7 +47,8 @@ def test_key_frequencies_are_marked():
     assert sum(other.y) + sum(key.y) == pytest.approx(100)
     assert key.marker.color != other.marker.color
     assert list(plots.spectrum(wave).data[0].x) == list(range(1, 15))
-    assert list(found.bands().plot([3]).data[1].x) == [3]
+    bands = found.bands().plot([3], title="Bands")
+    assert (list(bands.data[1].x), bands.layout.title.text) == ([3], "Bands")
 
 
 def test_a_table_becomes_a_line_with_a_band_for_each_series():

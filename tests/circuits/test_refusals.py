@@ -79,6 +79,11 @@ def under_autocast(model: Any) -> None:
         lens(model, tokens)
 
 
+def whole_numbers(model: Any) -> None:
+    model.unembed.register_forward_hook(lambda module, inputs, output: output.long())
+    sweep(model, tokens, zero)
+
+
 def without_a_run(model: Any) -> None:
     with intervene(model, ablate.zero("0.1")):
         pass
@@ -195,6 +200,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: run(m, tokens, patch.activations("z", other[:3])), "source [3, 6, 4, 4]", "batch of 8"),
     (lambda m: patch.activations("z", cache(m, other, "z.1"), heads="0.1"), "no blocks.0.attn.hook_z"),
     (lambda m: run(m, tokens, patch.path("1.0", "0.1", other)), "no path to q.0"),
+    (lambda m: run(grouped(), tokens, patch.path("0.1", "1.2", other)), "head 1.2 shares", '"1.k1" for'),
     (lambda m: patch.path("pattern", "1.0", other), "pattern does not write"),
     (
         lambda m: run(m, tokens, patch.path("0.1", "1.0", other), patch.path("0.1", ("k", "1.0"), other)),
@@ -204,8 +210,10 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: ablate.frequencies("z", [3], [0, 1], 5, grid=square), "keys", "1 to 2", "[3]"),
     (lambda m: ablate.frequencies("z", [1], [0, 1], 5, grid=square[1:]), "grid", "5^2 = 25"),
     (lambda m: ablate.classes("z", [0, 1], square[[0, 0]]), "different from each other"),
+    (lambda m: ablate.classes("z", [0, 1], prompts(m, [[1, 2, 3], [4]])), "have padding", "of one length"),
     (lambda m: run(m, [[1, 2, 3], [4, 5]], permute.positions([1, 0])), "padding", "position table"),
     (lambda m: permute.positions([1, 2, 3]), "[1, 2, 3]", "permutation of 0..n-1"),
+    (lambda m: run(m, tokens, transplant.weights(build(norm="post"), "q")), "source is a post-norm model"),
     (lambda m: transplant.weights(m, "attention"), "'attention'", "q, k, v, qkv, o, attn"),
     (
         lambda m: run(m, tokens, transplant.weights(build(family=HOOKED, n_layers=1), "q")),
@@ -248,6 +256,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: circuit.curve(m, ["0.1 -> output", "0.1"], tokens, other, logit), "is no edge"),
     (lambda m: circuit.curve(m, ["0.1", "0.1"], tokens, other, logit), "names a member twice"),
     (lambda m: circuit.curve(m, ["0.1"], tokens, other, logit, sizes=[1.5]), "whole numbers of members, or"),
+    (lambda m: circuit.curve(m, ["0.1"], tokens, other, logit, sizes=[-1]), "of members, or", "got -1"),
     (lambda m: circuit.smallest(m, ["0.1"], tokens, other, logit, 90), "a share above 0, at most 1"),
     # Sweeps.
     (lambda m: sweep(m, tokens, [ablate.zero("0.1")]), "variants by name", "got list"),
@@ -266,10 +275,12 @@ REFUSALS: list[tuple[Any, ...]] = [
         "tokens have 8",
         "batch has 4",
     ),
+    (whole_numbers, "output is Tensor, not a tensor of numbers"),
     (lambda m: sweep(m, tokens, zero, batch_size=0), "batch_size=0"),
     (lambda m: sweep(m, tokens, zero).plot("loss"), "no metric 'loss'", "kl, mse, logit_diff"),
     (lambda m: logit_difference(1, 0, position=6)(m(tokens)), "no position 6", "has 6 tokens"),
     (lambda m: compare([]), "compare: no outputs"),
+    (lambda m: compare([(m(tokens), {"a": m(tokens)[:4]})]), "a is [4, 6, 11], the unedited [8, 6, 11]"),
     (lambda m: run(build(attn_only=True), tokens, ablate.zero(0)), "no site mlp_post", "embed"),
     (lambda m: grid(ablate.uniform, {"heads": []}), "grid: an axis is the name", "heads"),
     (lambda m: ablate.each(ablate.uniform, "all"), "ablate.each", "list", "'all'"),

@@ -22,3 +22,5 @@ def test_one_that_is_too_wide_stands_in_parts_that_tell_the_rows_apart(monkeypat
     # An interval stands beside its number.
     texts = ["0.1235 0.1235 0.1235 [0.1, 0.2] 0.01", "1 1 1 [0.988, 1] 1"]
     assert [" ".join(a[3:] + b[2:]) for a, b in zip(*rows, strict=True)] == texts
+    of_one_metric = short_table(frame[:1], ["draw", "metric"])
+    assert of_one_metric.endswith("\n1 row of loss; .frame has all 9 columns")

@@ -111,13 +111,15 @@ def test_the_ends_are_zero_and_one_and_cost_nothing(model, tokens, other_tokens)
     positions = circuit.edges([name for name in full if name.startswith("pos_embed")])
     given = {"full": full, "without": full - positions, "empty": circuit.edges([]), "positions": positions}
     given |= {"nodes": circuit.full(model, "nodes"), "none": circuit.nodes([])}
-    found = circuit.evaluate(
-        model, given, tokens, other_tokens, metric, random=0, subsets=0, minimality=False, **FEW
-    )
+    options = {"random": 0, "subsets": 0, "minimality": False, **FEW}
+    found = circuit.evaluate(model, given, tokens, other_tokens, metric, **options)
     assert list(found.frame["faithfulness"]) == [1, 1, 0, 0, 1, 0]
     assert found.frame["p_random"].isna().all()
     assert found.frame["random_mean"].isna().all()
     assert found.settings["forwards"] == 2
+    # One more for the means.
+    means = circuit.evaluate(model, given, tokens, other_tokens, metric, how="mean", **options)
+    assert means.settings["forwards"] == 3
 
 
 def test_completeness_takes_subsets_out_of_the_circuit_and_of_the_model(model, tokens, other_tokens):
@@ -306,8 +308,10 @@ def test_a_ranking_of_members_at_positions_adds_one_entry_after_the_other(model,
     asked = {"sites": ["embed", "z", "mlp_out"], "by": "position", "exact": 2, **FEW}
     found = patch.screen(model, tokens, other_tokens, metric, **asked)
     edges = ["0.1 -> output @ 5", "embed -> 0.1.v @ 1,4", "0.1 -> output @ 4,5", "0.2 -> output @ 5"]
-    rankings, sizes = {"nodes": found, "edges": edges}, [1, 2, 3, 4, 7, 30]
-    result = circuit.curve(model, rankings, tokens, other_tokens, metric, sizes=sizes, draws=20)
+    rankings, sizes = {"nodes": found, "edges": edges}, [1, 2, 3, 4, 7, 33]
+    # The last as a share: half of 66.
+    given = [*sizes[:-1], 0.5]
+    result = circuit.curve(model, rankings, tokens, other_tokens, metric, sizes=given, draws=20)
     of = dict(iter(result.frame.groupby("ranking")))
     every = len(found.frame)
     assert every == 11 * 6

@@ -56,6 +56,7 @@ def test_power_is_that_of_the_fft(sizes):
     np.testing.assert_allclose(found.variance, flat.var(0, correction=0), rtol=1e-12)
     np.testing.assert_allclose(found.share.flatten(0, -2).sum(0), np.ones(6), rtol=1e-12)
     assert bool((found.share[(0,) * len(sizes)] == 0).all())
+    assert "share norm" in " ".join(repr(found).split())
 
 
 def test_the_axis_of_weights():

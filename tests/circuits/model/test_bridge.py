@@ -12,6 +12,10 @@ def bridge(make_model):
     return make_model(family="TransformerBridge")
 
 
+def number_of_hooks(model):
+    return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
+
+
 def test_what_a_later_start_leaves_out_is_not_edited(bridge, tokens):
     """From layer 1 on, an edit of layer 0 has no place, though its hooks fire."""
     middle = cache(bridge, tokens, ["resid_pre.1"])["resid_pre.1"]
@@ -30,14 +34,20 @@ def test_what_a_later_start_leaves_out_is_not_edited(bridge, tokens):
         torch.testing.assert_close(bridge(middle, start_at_layer=1), bridge(tokens))
 
 
+def test_the_wrapped_model_takes_its_inputs_by_name(bridge, tokens):
+    with intervene(bridge, ablate.zero("1.1")):
+        assert torch.equal(bridge.original_model(input_ids=tokens), bridge(tokens))
+
+
 def test_gradients_flow_through_scores_also_where_a_query_sees_nothing(bridge, tokens):
     keep = torch.ones(8, 6, dtype=torch.long)
     keep[0, :2] = 0
-    leaves = []
+    leaves, hooks = [], number_of_hooks(bridge)
     with intervene(
         bridge, edit("scores.0", lambda x: leaves.append(x.detach().requires_grad_()) or leaves[0])
     ):
         bridge(tokens, attention_mask=keep).square().sum().backward()
+    assert number_of_hooks(bridge) == hooks
     for gradient in (leaves[0].grad, bridge.blocks[0].attn.v.weight.grad):
         assert bool(gradient.isfinite().all())
         assert bool((gradient != 0).any())

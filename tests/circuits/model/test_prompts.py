@@ -307,10 +307,12 @@ def test_sources_of_another_length_by_aligned_positions(model, side):
 
 
 @pytest.fixture(params=["right", "left"])
-def with_words(request, make_model, hf_model, hooked_only):
+def with_words(request, make_model, hooked_only):
     """A HookedTransformer with a tokenizer from disk, as `from_pretrained` leaves it."""
     model = make_model(n_ctx=9, d_vocab=50)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(hf_model.folder("gpt2"))
+    # Asked for here, as tests with an argument hf_model are of bridges.
+    folder = request.getfixturevalue("hf_model").folder("gpt2")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model.set_tokenizer(tokenizer, default_padding_side=request.param)
     return model
 
@@ -335,7 +337,8 @@ def test_texts_are_what_the_model_makes_of_each(with_words):
         # What a tokenizer of its own returns, with a mask, and a tensor without one.
         encoded = {"input_ids": made.tokens, "attention_mask": made.real.long().tolist()}
         assert prompts(model, encoded) == made
-        assert prompts(model, made.tokens) == made
+        unmasked = prompts(model, made.tokens)
+        assert (unmasked, unmasked.words) == (made, made.words)
     assert torch.equal(run(model, TEXTS[0]), model(TEXTS[0]))
     with pytest.raises(CircuitsError, match="the model has room for 9 positions"):
         run(model, [" ".join(TEXTS[0:1] * 2)])
