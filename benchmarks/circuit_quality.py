@@ -171,7 +171,8 @@ def picture(folder: Path, file: Path) -> None:
         }
         if series:
             panels.append(lines(series, title, x="edges kept, %", y="faithfulness", log_x=True))
-    plots.save(draw(panels, "Faithfulness on other prompts", "", columns=2), file)
+    figure = draw(panels, "Faithfulness on other prompts", "", columns=2)
+    plots.save(figure.update_xaxes(exponentformat="none"), file)
 
 
 def main() -> None:

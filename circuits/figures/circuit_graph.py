@@ -116,7 +116,8 @@ def _lay_out_figure(figure: Any, places: dict[str, _NodePosition], title: str, s
         height=int(_TOP + 40 + _ROW * (max(ys) - min(ys) + 2 * _AROUND)),
         margin={"l": 20, "r": 20, "b": 40, "t": _TOP},
         template=TEMPLATE,
-        legend={"groupclick": "togglegroup", "y": 0, "yanchor": "top"},
+        # Below the graph, in the margin: beside it the legend would take the graph's width.
+        legend={"groupclick": "togglegroup", "orientation": "h", "x": 0, "y": 0, "yanchor": "top"},
         hovermode="closest",
     )
     return titled(figure, title, subtitle)

@@ -15,7 +15,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from circuits import ablate, fourier, grid, heads, patch, patterns, plots, sweep
-from circuits.figures.layout import untitled
+from circuits.figures.layout import least_width, untitled
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.pages import Figure, Page
 
@@ -177,7 +177,8 @@ FIGURES = {
     ),
     "probe": Shown(
         "Linear probes",
-        "How well the true entries of 64 matrices can be read linearly by layer, beside shuffled targets.",
+        "How well the true entries of 64 matrices are read linearly by layer. Dotted: targets shuffled; dashed: an "
+        "untrained model.",
         f"interp-run probe --ckpt {MARKS[-1]} --target true_element --samples {SAMPLES} --plot",
         of(experiments.probe, MARKS[-1], targets="true_element", samples=SAMPLES),
     ),
@@ -205,7 +206,7 @@ def main(names: list[str]) -> None:
             figure = untitled(FIGURES[name].draw())
             written = Page("", [Figure(figure)]).write(Path(folder) / f"{name}.html")
             # Maps side by side may need more than the page's width, where a reader scrolls.
-            width = max(WIDTH, figure.layout.meta["least width"] + MARGIN)
+            width = max(WIDTH, least_width(figure) + MARGIN)
             window = browser.new_page(
                 viewport={"width": width, "height": 700}, device_scale_factor=FIGURES[name].scale
             )

@@ -1,52 +1,110 @@
 """docs/images/*.svg: training curves that the pages of results show, drawn from the logs that ship.
 
-Run it as `python -P docs/scripts/result_figures.py`. Needs kaleido and a Chrome or Chromium.
+Run it as `python -P docs/scripts/result_figures.py [NAME ...]`. Needs kaleido and a Chrome or Chromium.
 """
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 
-from interp_tasks.checkpoints.refs import find_run
+from circuits.figures.layout import COLOURS, INK, TEMPLATE
+from interp_tasks.checkpoints.refs import find_run, zoo_names
 from interp_tasks.checkpoints.run_files import read_metrics
 
 IMAGES = Path(__file__).parents[1] / "images"
-MATRIX = [
-    "zoo:matrix-completion-7x7",
-    *(f"zoo:matrix-completion-7x7-seeds/seed-{seed}" for seed in range(1, 5)),
-]
-ADDITION = [f"zoo:modular-addition-nanda/seed-{seed}" for seed in range(5)]
-#: The best colours to tell apart, of Okabe and Ito.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
+FLAGSHIP, SEEDS = "zoo:matrix-completion-7x7", "zoo:matrix-completion-7x7-seeds/seed-{}"
+TAUGHT = "zoo:matrix-completion-7x7-taught"
+#: The variance of an entry: the error of guessing 0.
+VARIANCE = 2 / 9
+#: Arm -> what its student is given, and the height of the label beside its end; the control has no folder.
+ARMS = {
+    "post": ("maps of @post", 0.2),
+    "post-layers-1-2": ("maps of @post, layers 1, 2", 0.35),
+    "query-key": ("all but query and key weights", 0.74),
+    "rest": ("all but MLPs and read-out", 0.83),
+    "onset": ("maps of @onset", 0.94),
+    "pre": ("maps of @pre (placebo)", 1.03),
+    "": ("nothing: ends at 11,800 (11,475)", 1.12),
+}
+#: The last step of the arms.
+LONGEST = 2_000
 
 
-def curves(runs: list[str], metric: str, title: str, log: bool = False) -> go.Figure:
-    """Returns a curve of a validation metric for each run, by seed."""
-    figure = go.Figure()
-    for seed, (run, colour) in enumerate(zip(runs, COLOURS, strict=True)):
-        lines = read_metrics(find_run(run))
-        # A point in three is enough for the eye.
-        points = [(line["step"], line["validation"][metric]) for line in lines[::3]]
-        steps, values = zip(*points, strict=True)
-        figure.add_scatter(
-            x=steps, y=values, mode="lines", line={"color": colour, "width": 1.6}, name=f"seed {seed}"
-        )
+def points(run: str, metric: str, every: int = 1) -> tuple[list[int], list[float]]:
+    """Returns the steps and the values of a validation metric, one logged line in `every`."""
+    lines = read_metrics(find_run(run))[::every]
+    return [line["step"] for line in lines], [line["validation"][metric] for line in lines]
+
+
+def laid_out(figure: Any, y: str, height: int = 340, **axis: Any) -> Any:
+    """Returns the figure in the library's template, with a legend below."""
+    legend = {"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}
+    margins = {"l": 70, "r": 16, "t": 16, "b": 56}
     figure.update_layout(
-        template="simple_white",
-        font={"size": 14, "family": "Arial, sans-serif"},
-        width=760,
-        height=340,
-        margin={"l": 70, "r": 16, "t": 16, "b": 56},
-        xaxis={"title": {"text": "step"}, "tickformat": ","},
-        yaxis={"title": {"text": title}, "type": "log" if log else "linear", "rangemode": "tozero"},
+        template=TEMPLATE, font_size=14, width=760, height=height, margin=margins, legend=legend
     )
+    figure.update_xaxes(title={"text": "training step"}, tickformat=",", **axis)
+    figure.update_yaxes(title={"text": y}, rangemode="tozero")
     return figure
 
 
-if __name__ == "__main__":
-    drop = curves(MATRIX, "mse_masked", "error at hidden entries")
-    drop.add_hline(
-        y=0.2222, line={"dash": "dot", "color": "#666", "width": 1.5}, annotation_text="guessing 0"
+def curves(runs: list[str], metric: str, title: str) -> Any:
+    """Returns a curve of a validation metric for each run, by seed."""
+    figure = go.Figure()
+    for seed, run in enumerate(runs):
+        # A point in three is enough for the eye.
+        steps, values = points(run, metric, every=3)
+        line = {"color": COLOURS[seed], "width": 1.6}
+        figure.add_scatter(x=steps, y=values, mode="lines", line=line, name=f"seed {seed}")
+    return laid_out(figure, title)
+
+
+def plateau_and_fall() -> Any:
+    runs = [FLAGSHIP, *map(SEEDS.format, range(1, 5))]
+    figure = curves(runs, "mse_masked", "error at hidden entries")
+    return figure.add_hline(
+        VARIANCE, line={"dash": "dot", "color": INK, "width": 1.5}, annotation_text="guessing 0: 0.2222"
     )
-    drop.write_image(IMAGES / "plateau-and-fall.svg")
-    curves(ADDITION, "accuracy", "accuracy on held-out pairs").write_image(IMAGES / "grokking-seeds.svg")
+
+
+def grokking_seeds() -> Any:
+    runs = [f"zoo:modular-addition-nanda/seed-{seed}" for seed in range(5)]
+    return curves(runs, "accuracy", "accuracy on held-out pairs")
+
+
+def taught() -> Any:
+    """Returns the error of students that are given a part of a trained model, beside their controls'."""
+    figure = go.Figure()
+    for colour, (arm, (given, height)) in zip(COLOURS, ARMS.items(), strict=True):
+        label = {"x": 1.01, "xref": "paper", "xanchor": "left", "y": height, "showarrow": False}
+        figure.add_annotation(text=given, font={"color": colour, "size": 13}, **label)
+        runs = {name: f"{TAUGHT}/{arm}/{name}" for name in ("seed-0", "seed-1")}
+        runs = runs if arm else {"seed-0": FLAGSHIP, "seed-1": SEEDS.format(1)}
+        for name, run in runs.items():
+            # Two arms have one seed so far.
+            if run.removeprefix("zoo:") not in zoo_names():
+                continue
+            steps, values = points(run, "mse_masked")
+            drawn = [(step, value / VARIANCE) for step, value in zip(steps, values, strict=True)]
+            x, y = zip(*(point for point in drawn if 0 < point[0] <= LONGEST), strict=True)
+            line = {"color": colour, "width": 2.0, "dash": "solid" if name == "seed-0" else "dot"}
+            figure.add_scatter(x=x, y=y, mode="lines", line=line, showlegend=False)
+    where = {"annotation_text": "plateau ends: 0.9", "annotation_position": "bottom left"}
+    figure.add_hline(0.9, line={"dash": "dash", "color": INK, "width": 1}, **where)
+    ticks = {"tickvals": [1, 10, 100, 1_000], "tickangle": 0}
+    laid_out(figure, "error at blanks, of the variance", 400, type="log", **ticks)
+    return figure.update_layout(margin_r=235).update_yaxes(range=[0, 1.3])
+
+
+PICTURES = {
+    "plateau-and-fall": plateau_and_fall,
+    "grokking-seeds": grokking_seeds,
+    "what-the-plateau-waits-for": taught,
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PICTURES:
+        PICTURES[name]().write_image(IMAGES / f"{name}.svg")
+        print(name, (IMAGES / f"{name}.svg").stat().st_size, "bytes")

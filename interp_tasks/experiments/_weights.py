@@ -142,7 +142,7 @@ def parameters(intervention: Any) -> list[str]:
 def transplant_figures(result: Result) -> list[Figure]:
     """Returns with several sources a map per component and metric, receiver by source; else the usual figure."""
     from circuits.figures.layout import draw, short_names
-    from circuits.figures.panels import heat
+    from circuits.figures.panels import NUMBERED, heat
     from interp_tasks.measurement.table_figures import figures as usual
 
     frame = result.frame
@@ -155,9 +155,10 @@ def transplant_figures(result: Result) -> list[Figure]:
     for (component, metric), rows in frame.groupby(["variant", "metric"], sort=False):
         cells = rows.pivot_table(index="run", columns="source", values="value", sort=False, dropna=False)
         end = float(frame.loc[frame["metric"] == metric, "value"].max())
-        panels.append(
-            heat(cells, f"{component}: {metric}", unit=str(metric), across="weights of", down="run", end=end)
-        )
+        # Where cells have numbers, a colour bar would say them again.
+        options: dict[str, Any] = {"end": end, "bar": len(cells.columns) > NUMBERED}
+        title = f"{component}: {metric}"
+        panels.append(heat(cells, title, unit=str(metric), across="weights of", down="run", **options))
     caption = (
         "Down: the checkpoint that is run. Across: the one whose weights it gets. A cell that gets its own is "
         f"the unedited model. Colours mean the same in every map of a metric. {result.examples()}"
