@@ -12,10 +12,11 @@ from interp_tasks.errors import UserError
 DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
 
 
-def check_written_device(device: str) -> None:
-    """Refuses a text that cannot name a device. Imports no torch."""
+def check_written_device(device: str) -> str:
+    """Returns a text that can name a device, and refuses any other. Imports no torch."""
     if not DEVICE.fullmatch(device):
         raise UserError(f"--device {device!r}: write cpu, cuda, cuda:1 or mps")
+    return device
 
 
 def check_device(device: Any) -> None:

@@ -27,7 +27,6 @@ from interp_tasks.checkpoints.run_files import (
     META_FILE,
     TRAINING_STATE_FILE,
     WEIGHTS_FILE,
-    check_digest,
     check_names_task,
     digest,
     json_bytes,
@@ -299,7 +298,13 @@ def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Ite
 def read_tensors(file: Path, noun: str, expected: Any) -> dict[str, Tensor]:
     """Returns the tensors of a safetensors file, checked against the digest that ``meta.json`` has of it."""
     content = read_file(file, noun)
-    check_digest(file, content, expected)
+    if not isinstance(expected, dict) or not {"bytes", "sha256"} <= set(expected):
+        raise UserError(f"{file.parent / META_FILE} records no bytes and sha256 of {file.name}")
+    found = digest(content)
+    if found != {name: expected[name] for name in found}:
+        size = f"{len(content)} bytes where {META_FILE} says {expected['bytes']}"
+        what = size if len(content) != expected["bytes"] else f"its sha256 is not the one in {META_FILE}"
+        raise UserError(f"{file} has been altered: {what}; restore it from a copy")
     try:
         return load(content)
     # A header that names a dtype torch lacks surfaces as KeyError, wrong sizes as ValueError or RuntimeError.
@@ -317,16 +322,16 @@ def read_training_state(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tens
 def read_parameters(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the tensors of a checkpoint's weights file, checked against its ``meta.json`` and finite."""
     file = folder / WEIGHTS_FILE
-    if (dtype := meta["weights"]["dtype"]) not in DTYPES:
+    dtype = DTYPES.get(meta["weights"]["dtype"])
+    if dtype is None:
         raise UserError(
             f"{folder / META_FILE} is mangled: the dtype of the weights is none of {', '.join(DTYPES)}"
         )
     tensors = read_tensors(file, "the model's parameters", meta["weights"])
     for name, tensor in tensors.items():
-        if dtype_name(tensor.dtype) != dtype:
-            raise UserError(
-                f"{file}: parameter {name} is {dtype_name(tensor.dtype)} where meta.json says {dtype}"
-            )
+        if tensor.dtype != dtype:
+            own, said = dtype_name(tensor.dtype), dtype_name(dtype)
+            raise UserError(f"{file}: parameter {name} is {own} where meta.json says {said}")
         if not tensor.isfinite().all():
             raise UserError(f"{file}: parameter {name} holds NaN or infinite values")
     return tensors

@@ -152,7 +152,9 @@ def drop_or_reason(
             "too early to tell a plateau before (train.log_every)"
         )
     first, last = _passage(curve, ahead, around, crossing, plateau - 0.3 * change, plateau - 0.7 * change)
-    if _speed(at, curve, flat) > STEADY * 0.4 * change / (at[last] - at[first]):
+    early, late = flat[: len(flat) // 2], flat[-(len(flat) // 2) :]
+    speed = (np.median(curve[early]) - np.median(curve[late])) / (np.median(at[late]) - np.median(at[early]))
+    if speed > STEADY * 0.4 * change / (at[last] - at[first]):
         return f"it {moves}s about as fast before its middle as in it: gradually, off no plateau"
     onset, end = _passage(curve, ahead, around, crossing, plateau - 0.1 * change, plateau - 0.9 * change)
     return Drop(
@@ -238,16 +240,6 @@ def _plateau_indices(at: Array, crossing: int) -> NDArray[np.int64]:
     step = at[crossing]
     inside = np.flatnonzero((at >= step / 10) & (at <= step / 2))
     return inside if len(inside) >= 3 else np.arange(crossing)
-
-
-def _speed(at: Array, curve: Array, indices: NDArray[np.int64]) -> float:
-    """Returns the fall per step, from the median of the earlier half to that of the later half."""
-    import numpy as np
-
-    half = len(indices) // 2
-    early, late = indices[:half], indices[-half:]
-    fall = np.median(curve[early]) - np.median(curve[late])
-    return float(fall / (np.median(at[late]) - np.median(at[early])))
 
 
 def _level_before_best_split(at: Array, curve: Array) -> float:

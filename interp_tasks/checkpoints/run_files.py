@@ -229,7 +229,9 @@ def read_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]
         raise UserError(f"{file} is missing: the run has logged nothing")
     parts: dict[tuple[str, str], list[tuple[Steps, Values]]] = {}
     last, lines = -1, 0
-    for block in blocks_of(file):
+    # What follows the last newline was never finished.
+    log = io.BytesIO(read_log(file, LOGGED).rpartition(b"\n")[0])
+    while block := b"".join(log.readlines(BLOCK)):
         try:
             table = pyarrow.json.read_json(arrow.BufferReader(block))
         except arrow.ArrowInvalid as error:
@@ -261,16 +263,6 @@ def read_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]
         for key, several in parts.items()
     }
     return columns, last if lines else None
-
-
-def blocks_of(file: Path) -> Iterator[bytes]:
-    """Yields the finished lines of a log, some megabytes at a time."""
-    with io.BytesIO(read_log(file, LOGGED)) if file.suffix == COMPRESSED else file.open("rb") as stream:
-        rest = b""
-        while block := stream.read(BLOCK):
-            lines, end, rest = (rest + block).rpartition(b"\n")
-            if end:
-                yield lines
 
 
 def to_json(value: Any, where: str = "value") -> Any:
@@ -306,17 +298,6 @@ def json_bytes(value: Any) -> bytes:
 
 def digest(content: bytes) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def check_digest(file: Path, content: bytes, expected: Any) -> None:
-    """Refuses content that differs from what ``meta.json`` recorded."""
-    if not isinstance(expected, dict) or not {"bytes", "sha256"} <= set(expected):
-        raise UserError(f"{file.parent / META_FILE} records no bytes and sha256 of {file.name}")
-    found = digest(content)
-    if found != {name: expected[name] for name in found}:
-        size = f"{len(content)} bytes where {META_FILE} says {expected['bytes']}"
-        what = size if len(content) != expected["bytes"] else f"its sha256 is not the one in {META_FILE}"
-        raise UserError(f"{file} has been altered: {what}; restore it from a copy")
 
 
 FORMAT = 1

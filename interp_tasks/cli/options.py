@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import GenericAlias, UnionType
@@ -51,20 +51,11 @@ METRIC = Annotated[
 ]
 
 
-def valid(check: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Returns what an option's value passes through as it is parsed, refused by what ``check`` raises."""
-
-    def callback(value: Any) -> Any:
-        check(value)
-        return value
-
-    return callback
-
-
-def check_rate(rate: float | None) -> None:
+def check_rate(rate: float | None) -> float | None:
     # A larger one no machine has.
     if rate is not None and not 0 < rate < 1e9:
         raise UserError(f"--rate {rate:g}: give GFLOP per second, more than 0 and below 1e+09, such as 20")
+    return rate
 
 
 FORMAT = Annotated[
@@ -72,11 +63,11 @@ FORMAT = Annotated[
     typer.Option(
         "--format",
         help="table, json or csv, on stdout.",
-        callback=valid(lambda value: check_choice("--format", value, FORMATS)),
+        callback=lambda value: check_choice("--format", value, FORMATS),
     ),
 ]
 DEVICE = Annotated[
-    str, typer.Option("--device", help="cpu, cuda, cuda:1, ...", callback=valid(check_written_device))
+    str, typer.Option("--device", help="cpu, cuda, cuda:1, ...", callback=check_written_device)
 ]
 SEED = Annotated[
     int,
@@ -88,7 +79,7 @@ RATE = Annotated[
         "--rate",
         metavar="GFLOPS",
         help="GFLOP per second to reckon time with.",
-        callback=valid(check_rate),
+        callback=check_rate,
     ),
 ]
 #: Parameters of experiments that are no option: what they examine, and where they say how far they are.
@@ -161,7 +152,6 @@ class RecipeOptions(ImportOptions):
             "--set",
             metavar="KEY=VALUE",
             help="As in train.steps=1000, task.n=5, model.d_model=64. Repeat.",
-            callback=valid(parse_settings),
         ),
     ] = field(default_factory=list)
     device: DEVICE = "cpu"

@@ -8,7 +8,6 @@ from typing import Any
 
 from circuits.model.sites import Site
 from interp_tasks.errors import UserError
-from interp_tasks.settings import SEED_END
 from interp_tasks.texts import did_you_mean
 
 SPLITS = ("train", "validation", "test")
@@ -98,18 +97,6 @@ def check_kinds(kinds: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
 def check_level(level: float) -> None:
     if not 0 < level <= 1:
         raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
-
-
-def check_samples(samples: int | None) -> None:
-    if samples is not None and samples < 1:
-        raise UserError(f"--samples {samples}: at least one example is needed")
-    if samples is not None and samples >= MAX_COUNT:
-        raise UserError(f"--samples {samples}: more than memory can hold")
-
-
-def check_seed(seed: int) -> None:
-    if not 0 <= seed < SEED_END:
-        raise UserError(f"--seed {seed}: a seed is a whole number from 0 to {SEED_END - 1}")
 
 
 def called(name: str, limits: Mapping[str, Any]) -> str:

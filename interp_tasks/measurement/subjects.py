@@ -16,7 +16,8 @@ from interp_tasks.checkpoints.run_files import check_names_task
 from interp_tasks.devices import check_device
 from interp_tasks.disk import check_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import SPLITS, check_choice, check_samples, check_seed
+from interp_tasks.measurement.options import MAX_COUNT, SPLITS, check_choice
+from interp_tasks.settings import SEED_END
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,8 +94,12 @@ class Examples:
         if len(chosen) > 1 and chosen[0] in ("tokens", "prompts"):
             raise UserError(f"give --{chosen[1]} or --{chosen[0]}, not both")
         asked = cls(**given)
-        check_samples(asked.samples)
-        check_seed(asked.seed)
+        if asked.samples is not None and asked.samples < 1:
+            raise UserError(f"--samples {asked.samples}: at least one example is needed")
+        if asked.samples is not None and asked.samples >= MAX_COUNT:
+            raise UserError(f"--samples {asked.samples}: more than memory can hold")
+        if not 0 <= asked.seed < SEED_END:
+            raise UserError(f"--seed {asked.seed}: a seed is a whole number from 0 to {SEED_END - 1}")
         check_choice("--split", asked.split, SPLITS)
         if not (asked.task is None or isinstance(asked.task, str) or hasattr(asked.task, "check_model")):
             raise UserError(f"task is a task or the name of one, not {asked.task!r}")

@@ -14,8 +14,8 @@ from interp_tasks.cli.terminal import progress_line, write_line
 from interp_tasks.demo import Demo, check_runs, demo_page, summary
 from interp_tasks.demo import demo as measured
 from interp_tasks.disk import check_writable_file
-from interp_tasks.measurement.options import check_samples, check_seed
 from interp_tasks.measurement.result import join
+from interp_tasks.measurement.subjects import Examples
 
 
 def demo(
@@ -32,8 +32,7 @@ def demo(
     All heads of a model of matrix completion and of one of modular addition. Prints ten lines, and writes one HTML page
     that shows both in pictures; --format json and csv print all numbers.
     """
-    check_samples(samples)
-    check_seed(seed)
+    Examples.of({"samples": samples, "seed": seed})
     check_writable_file(out)
     check_runs()
     with progress_line(common.quiet) as progress:
