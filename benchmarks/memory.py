@@ -86,9 +86,7 @@ def main() -> None:
     names = ["sweep", "sweep without a metric", "lens", "attribution", "edges"]
     for shape in [given.only] if given.only else SHAPES:
         for verb in [given.verb] if given.verb else names:
-            subprocess.run(
-                [sys.executable, __file__, "--here", "--only", shape, "--verb", verb], check=True
-            )
+            subprocess.run([sys.executable, __file__, "--here", "--only", shape, "--verb", verb], check=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from circuits.interventions.grids import draws as draw_variants
 from circuits.model.sites import Site
 from circuits.model.types import IndicesLike
 from circuits.tensors import as_dense_tensor
-from circuits.validate import is_whole, parse_indices, parse_seed
+from circuits.validate import is_whole, parse_seed
 
 __all__ = ["draws", "positions", "slices", "within"]
 __dir__ = __all__.copy
@@ -106,28 +106,21 @@ def slices(shape: Sequence[int], axis: int, seed: int = 0) -> Edit:
     return _edit(Permuted(None, tuple(np.take(grid_positions, order, axis).flatten().tolist())))
 
 
-def within(shape: Sequence[int], axis: int, seed: int = 0, at: IndicesLike = None) -> Edit:
+def within(shape: Sequence[int], axis: int, seed: int = 0) -> Edit:
     """Permutes positions within each slice of a grid: for a matrix within each row (axis 0) or column (axis 1).
 
     Args:
         shape: the shape of the grid, whose last axis varies fastest over positions.
         axis: the axis along which slices are counted.
         seed: draws a permutation for each slice.
-        at: only inside these slices.
     """
     caller = "permute.within"
     grid_positions, axis = _grid(shape, axis, caller)
-    seed, chosen = parse_seed(seed, caller), parse_indices(at, caller, "at")
-    if chosen is not None and max(chosen) >= grid_positions.shape[axis]:
-        raise CircuitsError(
-            f"{caller}: no slice {max(chosen)}: axis {axis} has 0-{grid_positions.shape[axis] - 1}"
-        )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(parse_seed(seed, caller))
     slices_first = np.moveaxis(grid_positions, axis, 0).copy()
     for index in range(len(slices_first)):
         order = torch.randperm(slices_first[index].size, generator=generator).numpy()
-        if chosen is None or index in chosen:
-            slices_first[index] = slices_first[index].flatten()[order].reshape(slices_first[index].shape)
+        slices_first[index] = slices_first[index].flatten()[order].reshape(slices_first[index].shape)
     return _edit(Permuted(None, tuple(np.moveaxis(slices_first, 0, axis).flatten().tolist())))
 
 

@@ -65,7 +65,7 @@ def attention(
             f"{list(mean.shape)}"
         )
     mean = mean[(None,) * (4 - mean.ndim)]
-    return attention_figure(mean, range(len(mean)), labels, titles or {}, title or "Attention")
+    return attention_figure(mean, labels, titles or {}, title or "Attention")
 
 
 def heads(

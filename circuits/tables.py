@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from circuits.errors import CircuitsError
-from circuits.statistics import LEVEL
+from circuits.statistics import LEVEL, interval
 
 #: The most rows that `print` shows of a result.
 MOST_SHOWN = 40
@@ -19,6 +21,17 @@ WIDTH = 80
 def bounded(name: str) -> tuple[str, str, str]:
     """Returns the columns of a number and of the bounds of its interval."""
     return name, f"{name}_ci_low", f"{name}_ci_high"
+
+
+def interval_columns(name: str, value: Any, drawn: np.ndarray) -> dict[str, Any]:
+    """Returns the columns of a number, or of one for each series, and of its interval.
+
+    Args:
+        drawn: the same in resamples of the examples, [draw] or [draw *series].
+    """
+    bounds = interval(drawn.reshape(len(drawn), -1), LEVEL)
+    ends = (bound.reshape(drawn.shape[1:])[()] for bound in bounds)  # of one series a number
+    return dict(zip(bounded(name), (value, *ends), strict=True))
 
 
 def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> str:
@@ -42,9 +55,8 @@ def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns a table with the bounds of each number, `NAME_ci_low` and `NAME_ci_high`, in its column."""
     columns: dict[str, pd.Series] = {}
     for name in map(str, frame.columns):
-        bounds = [f"{name}_ci_low", f"{name}_ci_high"]
-        if bounds[0] in frame:
-            texts = [interval_text(*row) for row in frame[[name, *bounds]].itertuples(index=False)]
+        if f"{name}_ci_low" in frame:
+            texts = [interval_text(*row) for row in frame[[*bounded(name)]].itertuples(index=False)]
             columns[f"{name} [{LEVEL:.0%} CI]"] = pd.Series(texts, frame.index, dtype=object)
         elif not name.endswith(("_ci_low", "_ci_high")):
             columns[name] = frame[name]

@@ -355,13 +355,9 @@ def attention_figure(snapshots: Sequence[Snapshot], labels: Sequence[str]) -> pl
     places = np.linspace(0, count - 1, min(count, most)).round().astype(int)
     maps = {labels[place]: torch.as_tensor(snapshots[place].maps) for place in places}
     largest = max(map(results.largest_choice, maps.values()))
-    layers, _, length, _ = snapshots[0].maps.shape
-    names = position_labels(snapshots[0].task, length)
+    names = position_labels(snapshots[0].task, snapshots[0].maps.shape[-1])
     return stepped(
-        {
-            label: results.attention_figure(mean, range(layers), names, {}, "", largest)
-            for label, mean in maps.items()
-        }
+        {label: results.attention_figure(mean, names, {}, "", largest) for label, mean in maps.items()}
     )
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from circuits.errors import CircuitsError, format_value
 from circuits.model.sites import KINDS, Site
@@ -242,10 +242,6 @@ class Layer(NamedTuple):
     edges: tuple[tuple[Node, tuple[Edge, ...]], ...]
 
 
-_FLAGS = ("mlps", "parallel", "positions")
-_SIZES = f"whole n_layers, n_heads and key_heads, which divides n_heads, from 1, and {', '.join(_FLAGS)}, true or false"
-
-
 @dataclass(frozen=True)
 class Graph:
     """The sizes of a model that say which nodes and edges it has.
@@ -274,21 +270,6 @@ class Graph:
             surface.parallel,
             "pos_embed" in surface.embeddings,
         )
-
-    @classmethod
-    def read(cls, given: Any, caller: str) -> Graph:
-        """Reads what `describe` returns."""
-        kinds = {one.name: str(one.type) for one in fields(cls)}
-        known = isinstance(given, dict) and given.keys() <= kinds.keys() and {*given} >= {*kinds} - {*_FLAGS}
-        if not known or not all(type(value).__name__ == kinds[name] for name, value in given.items()):
-            raise CircuitsError(f"{caller}: a graph has {_SIZES}; got {format_value(given)}")
-        graph = cls(**given)
-        if min(graph.n_layers, graph.n_heads, graph.key_heads) < 1 or graph.n_heads % graph.key_heads:
-            raise CircuitsError(f"{caller}: a graph has {_SIZES}; got {format_value(given)}")
-        return graph
-
-    def describe(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def shared(self) -> bool:

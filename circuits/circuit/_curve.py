@@ -11,7 +11,7 @@ import pandas as pd
 from torch import nn
 
 from circuits.circuit._component_graph import EVERYWHERE, NOWHERE, Effect, Graph, Member, Where, parse_member
-from circuits.circuit._measurement import Examples, Measurement, with_interval
+from circuits.circuit._measurement import Examples, Measurement
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.layout import draw
@@ -20,7 +20,7 @@ from circuits.figures.panels import rows_to_series
 from circuits.model.types import BatchLike, Figure, MetricLike, RankingLike, TokensLike
 from circuits.statistics import LEVEL
 from circuits.sweeps.metrics import Row
-from circuits.tables import bounded, chosen_metrics, short_table
+from circuits.tables import bounded, chosen_metrics, interval_columns, short_table
 from circuits.validate import index_by_text, is_whole, parse_draws, parse_seed
 
 _CALLER = "circuit.curve"
@@ -196,7 +196,7 @@ def _drawn(
             "CPR": (measured.share, measured.drawn),
             "CMD": (np.abs(1 - measured.share), np.abs(1 - measured.drawn)),
         }.items():
-            area |= with_interval(column, float(area_under(value, share)), area_under(drawn, share))
+            area |= interval_columns(column, float(area_under(value, share)), area_under(drawn, share))
         yield points, area
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from circuits.circuit._measurement import Examples, Measurement, stacked, with_interval
+from circuits.circuit._measurement import Examples, Measurement, stacked
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.results import faithfulness_figure
 from circuits.model.types import BatchLike, Figure, MetricLike, TokensLike
 from circuits.statistics import holm, least_p_notes, sign_flip
 from circuits.sweeps.metrics import Row
-from circuits.tables import bounded, chosen_metrics, short_table
+from circuits.tables import bounded, chosen_metrics, interval_columns, short_table
 from circuits.validate import answers_former_names, index_by_text, is_whole, parse_seed
 
 _CALLER = "circuit.evaluate"
@@ -186,7 +186,7 @@ def _measure_completeness(measurement: Measurement, circuit: Circuit, subsets: i
         for at, part in enumerate(removed):
             (own, of_model), drawn = measured.share[2 * at :][:2], measured.drawn[:, 2 * at :]
             row = {"metric": metric, "size": len(part), "without": own, "model_without": of_model}
-            row |= with_interval("difference", own - of_model, drawn[:, 0] - drawn[:, 1])
+            row |= interval_columns("difference", own - of_model, drawn[:, 0] - drawn[:, 1])
             yield row | {"removed": "; ".join(str(member) for member, _ in part.members)}
 
 
@@ -204,7 +204,7 @@ def _measure_minimality(measurement: Measurement, circuit: Circuit, flips: int) 
         for at, (member, p_value, adjusted) in enumerate(tests, start=1):
             lost = measured.drawn[:, 0] - measured.drawn[:, at]
             row = {"metric": metric, "member": member}
-            row |= with_interval("share", measured.share[0] - measured.share[at], lost)
+            row |= interval_columns("share", measured.share[0] - measured.share[at], lost)
             yield row | {"p_value": p_value, "p_adjusted": adjusted}
 
 

@@ -26,8 +26,9 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
-from circuits.statistics import LEVEL, bootstrap, interval, ratio
+from circuits.statistics import LEVEL, bootstrap, ratio
 from circuits.sweeps.metrics import Metric, PerExample, Row, first_choice, quote_metric
+from circuits.tables import interval_columns
 
 Self = TypeVar("Self", bound="Examples")
 
@@ -174,7 +175,7 @@ class Measurement:
         rows: list[Row] = []
         for metric, measured in self.faithfulness([]):
             (clean, source), drawn = measured.ends
-            gap = with_interval("gap", clean - source, drawn[:, 0] - drawn[:, 1])
+            gap = interval_columns("gap", clean - source, drawn[:, 0] - drawn[:, 1])
             low, high = gap["gap_ci_low"], gap["gap_ci_high"]
             if low <= 0 <= high:
                 warnings.warn(
@@ -314,14 +315,8 @@ class Faithfulness(NamedTuple):
 
     def columns(self, run: int) -> Row:
         """Returns the metric of a run and its faithfulness, with their intervals."""
-        value = with_interval("value", self.value[run], self.drawn_value[:, run])
-        return value | with_interval("faithfulness", self.share[run], self.drawn[:, run])
-
-
-def with_interval(name: str, value: float, drawn: np.ndarray) -> Row:
-    """Returns the columns of a value and of its interval, over resamples [draw]."""
-    (low,), (high,) = interval(drawn[:, None], LEVEL)
-    return {name: value, f"{name}_ci_low": low, f"{name}_ci_high": high}
+        value = interval_columns("value", self.value[run], self.drawn_value[:, run])
+        return value | interval_columns("faithfulness", self.share[run], self.drawn[:, run])
 
 
 def stacked(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.ndarray]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from circuits.model.types import Figure, TokensLike
 
 FORMAT = 1
-KEYS = ("format", "kind", "size", "graph", "members")
 
 
 def read(path: str | PathLike[str]) -> Circuit:
@@ -44,44 +41,27 @@ def read(path: str | PathLike[str]) -> Circuit:
     caller = f"circuit.read: {path}"
     try:
         given = json.loads(Path(path).read_text(encoding="utf-8"))
+        kind, graph = given["kind"], Graph(**given["graph"]) if given["graph"] else None
+        if given["format"] != FORMAT or kind not in ("nodes", "edges"):
+            raise CircuitsError(f"{caller}: this version reads format {FORMAT}, of nodes or edges")
+        where: dict[Member, Where] = {}
+        effects: dict[Member, Effect] = {}
+        for row in given["members"]:
+            member, at = parse_member(row.pop("name"), kind, caller)
+            if member in where:
+                raise CircuitsError(f"{caller}: {member} is listed twice")
+            where[member], known = at, Effect(**row)
+            if known != Effect():
+                effects[member] = known
+        if graph is not None:
+            graph.check(where, kind, caller)
+    except CircuitsError:
+        raise
     except OSError as error:
         raise CircuitsError(f"{caller}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CircuitsError(f"{caller} is not JSON: {error}") from error
-    if not isinstance(given, dict) or given.get("kind") not in ("nodes", "edges"):
-        raise CircuitsError(f'{caller} is no circuit: an object whose kind is "nodes" or "edges" is needed')
-    if given.get("format") != FORMAT:
-        raise CircuitsError(
-            f"{caller}: format {format_value(given.get('format'))}; this version reads {FORMAT}"
-        )
-    _check_keys(given, KEYS, "a circuit", caller)
-    where: dict[Member, Where] = {}
-    effects: dict[Member, Effect] = {}
-    if not isinstance(given.get("members"), list):
-        raise CircuitsError(f"{caller}: members is not a list")
-    for row in given["members"]:
-        _check_keys(row, ("name", *Effect._fields), "a member", caller)
-        member, at = parse_member(row.get("name"), given["kind"], caller)
-        if member in where:
-            raise CircuitsError(f"{caller}: {member} is listed twice")
-        where[member], effect = at, Effect(*(row.get(name) for name in Effect._fields))
-        if effect != Effect():
-            effects[member] = effect
-        for one in effect[1:]:
-            if one is not None and (type(one) not in (int, float) or not isfinite(one)):
-                raise CircuitsError(f"{caller}: an effect is a finite number; got {format_value(one)}")
-    graph = None
-    if given.get("graph") is not None:
-        graph = Graph.read(given["graph"], caller)
-        graph.check(where, given["kind"], caller)
-    return Circuit.of(given["kind"], where, graph, effects)
-
-
-def _check_keys(given: Any, known: Collection[str], what: str, caller: str) -> None:
-    if not isinstance(given, dict):
-        raise CircuitsError(f"{caller}: {what} is an object of {', '.join(known)}; got {format_value(given)}")
-    if unknown := [key for key in given if key not in known]:
-        raise CircuitsError(f"{caller}: {what} has no {unknown[0]!r}; known: {', '.join(known)}")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CircuitsError(f"{caller}: no circuit that Circuit.write has written: {error!r}") from error
+    return Circuit.of(kind, where, graph, effects)
 
 
 _CALLER = "circuit"
@@ -220,7 +200,7 @@ class Circuit:
             known = self.effects.get(member, Effect())._asdict()
             given = {key: value for key, value in known.items() if value is not None}
             members.append({"name": f"{member}{at.suffix}", **given})
-        graph = None if self.graph is None else self.graph.describe()
+        graph = None if self.graph is None else asdict(self.graph)
         return {"kind": self.kind, "size": len(self), "graph": graph, "members": members}
 
     @property
@@ -250,21 +230,12 @@ class Circuit:
         return circuit_figure(self.frame, self.kind)
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Writes the circuit as JSON, which `circuit.read` reads; a full disk leaves the file that was there."""
+        """Writes the circuit as JSON, which `circuit.read` reads."""
         text = json.dumps({"format": FORMAT, **self.describe()}, indent=1, allow_nan=False) + "\n"
-        target = Path(path).resolve()
-        # A pipe or a device stays what it is.
-        special = target.exists() and not target.is_file()
-        written = target if special else target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            written.write_text(text, encoding="utf-8")
-            if not special:
-                written.replace(target)
+            Path(path).write_text(text, encoding="utf-8")
         except OSError as error:
             raise CircuitsError(f"circuit.write: cannot write {path}: {error.strerror}") from error
-        finally:
-            if not special:
-                written.unlink(missing_ok=True)
 
     def __repr__(self) -> str:
         shown = ", ".join(name for name, _ in zip(self, range(6), strict=False))

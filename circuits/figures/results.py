@@ -146,7 +146,6 @@ def by_head(frame: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def attention_figure(
     mean: Tensor,
-    layers: Sequence[int],
     labels: Sequence[str] | None,
     titles: Mapping[Any, str],
     title: str,
@@ -156,7 +155,6 @@ def attention_figure(
 
     Args:
         mean: [layer head query key].
-        layers: the numbers of the layers.
         labels: names of the positions (default: their numbers).
         titles: (layer, head) -> its title (default: head 0.1).
         largest: the end of the colours (default: `largest_choice`).
@@ -168,7 +166,7 @@ def attention_figure(
     side = 132 if heads <= 4 else 84
     panels = [
         heat(
-            pd.DataFrame(mean[row, head].numpy(), index=names, columns=names),
+            pd.DataFrame(mean[layer, head].numpy(), index=names, columns=names),
             titles.get((layer, head), f"head {layer}.{head}"),
             across="key",
             down="query",
@@ -179,7 +177,7 @@ def attention_figure(
             row=max(1, side // len(names)),
             width=side,
         )
-        for row, layer in enumerate(layers)
+        for layer in range(len(mean))
         for head in range(heads)
     ]
     subtitle = "Of a query (row) to the keys (columns) that it sees; rows add up to 1."

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from circuits.model.edit_state import get_edit_state, hold_model_exclusively, modules_of, undone
+from circuits.errors import CircuitsError
+from circuits.model.edit_state import (
+    get_edit_state,
+    hold_model_exclusively,
+    mark_running_rows,
+    modules_of,
+    undone,
+)
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
+from circuits.model.prompts import Prompts
 
 
 @contextmanager
@@ -98,8 +107,16 @@ def _move_hooks_last(surface: HookedModel) -> None:
     state.last_handles = [surface.on_forward(hook, function) for hook, function in state.last]
 
 
-def make_recording_hook(seen: dict[str, Tensor], hook: str) -> Callable[[Tensor], None]:
-    def keep(activation: Tensor) -> None:
-        seen[hook] = activation
+def record_rows(
+    surface: HookedModel, prompts: Prompts, rows: slice | Tensor, hooks: Iterable[str], caller: str
+) -> dict[str, Tensor]:
+    """Runs some of the prompts in eval mode, without gradients, and returns the activations at hooks.
 
-    return keep
+    Edits of open blocks are in force; where one has a mask per example, its entries for these rows are used.
+    """
+    cut, hooks = mark_running_rows(surface.model, rows, len(prompts)), list(hooks)
+    with hold_eval_mode(surface.model), torch.no_grad(), cut, recording(surface, hooks) as seen:
+        surface.call(prompts[rows])
+    if missing := [hook for hook in hooks if hook not in seen]:
+        raise CircuitsError(f"{caller}: {missing[0]} never fired; this model has it switched off")
+    return seen

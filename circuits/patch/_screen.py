@@ -118,7 +118,6 @@ def attribution(
     site: SiteLike = "z",
     *,
     batch: BatchLike = None,
-    by: str = "auto",
     batch_size: int | None = None,
     seed: int = 0,
     draws: int = 1000,
@@ -132,11 +131,9 @@ def attribution(
         base: tokens [batch pos] of the run that is edited, or anything that `circuits.prompts` takes.
         source: the same, with as many tokens in each row; the layout may differ.
         metric: `fn(output)`, or `fn(output, batch[rows])`, of torch operations. Default: `logit_diff`.
-        site: one site, of one layer ("resid_pre.1") or of every one ("z").
+        site: one site, of one layer ("resid_pre.1") or of every one ("z"). Each of its heads has a row (at k and v
+            under grouped-query attention each key-value group), of a spliced SAE each feature, else each position.
         batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
-        by: the parts that get a row: "head", "position", "head,position", "neuron", "feature" (of a spliced
-            SAE) or "layer"; "auto" takes heads where the site has them (at k and v under grouped-query attention:
-            key-value groups), else positions.
         batch_size: examples in a forward and its backward pass, by default by the model's size.
         seed: of the bootstrap and of the sign-flip test, which have `draws` resamples and `flips` flips.
 
@@ -149,8 +146,9 @@ def attribution(
     caller, direction = "patch.attribution", "source -> base"
     place = parse_place(site, None, caller)
     pair = PatchExamples.read(caller, model, base, source, metric, batch, "resample").sized(batch_size)
-    resampling, axes = parse_resampling(seed, draws, flips, caller), _parse_axes(by, place.site, caller)
-    rows = [_Rows(Site(place.site.name, layer), hook, axes) for layer, hook in pair.surface.at(place.site)]
+    resampling, kind = parse_resampling(seed, draws, flips, caller), place.site.kind
+    axis = "feature" if kind.unit == "feature" else "position" if kind.head_axis is None else "head"
+    rows = [_Rows(Site(place.site.name, layer), hook, (axis,)) for layer, hook in pair.surface.at(place.site)]
     parts, (sized, unedited, estimates) = _screened(pair, rows, None)
     runs = [_row(pair.surface, f"{caller} ({direction})", one) for one in parts]
     measured = Measurements(runs, "gradient")
@@ -160,22 +158,9 @@ def attribution(
             number, {name: (sums + estimates[name][number], n) for name, (sums, n) in unedited.items()}
         )
     settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": sized.batch_size}
-    named = ",".join(axes) or "layer"
-    description = {"intervention": caller, "direction": direction, "site": str(place.site), "by": named}
+    description = {"intervention": caller, "direction": direction, "site": str(place.site), "by": axis}
     described = {run["variant"]: [description] for run in runs}
     return tabulate(measured, resampling, described, settings | pair.surface.settings | pair.words)
-
-
-def _parse_axes(by: Any, site: Site, caller: str) -> tuple[str, ...]:
-    """Returns the axes of a site that are told apart."""
-    choices = ("auto", "head", "position", "head,position", "neuron", "feature", "layer")
-    by, has_heads = parse_choice(by, choices, caller, "by"), site.kind.head_axis is not None
-    if by == "auto":
-        by = "head" if has_heads else "position"
-    if "head" in by and not has_heads:
-        raise CircuitsError(f"{caller}: site {site} has no heads; by= position, neuron or layer")
-    check_units(site, by, caller)
-    return () if by == "layer" else tuple(by.split(","))
 
 
 def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_Rows]:

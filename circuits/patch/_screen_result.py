@@ -16,11 +16,11 @@ from circuits.figures.results import screening_figure
 from circuits.interventions.base import Intervention
 from circuits.model.types import Figure
 from circuits.patch._gradients import PatchExamples
-from circuits.statistics import LEVEL, Resampling, bootstrap, interval, ratio
+from circuits.statistics import LEVEL, Resampling, bootstrap, ratio
 from circuits.sweeps.metrics import PerExample, Row, unedited_metrics
 from circuits.sweeps.sweep import run_sweep
 from circuits.sweeps.table import SweepResult, limits, parse_resampling
-from circuits.tables import bounded, chosen_metrics, short_table
+from circuits.tables import bounded, chosen_metrics, interval_columns, short_table
 from circuits.validate import is_whole, parse_choice
 
 # The columns of a sweep that hold measurements.
@@ -238,13 +238,15 @@ def _estimate_table(
     estimate = ratio(shifts.sum(1), shared.sum(1))
     drawn = bootstrap(shifts, shared, options.resampling.seed, options.resampling.draws)
     # Of one example there is no interval.
-    low, high = interval(drawn if shifts.shape[1] > 1 else np.full_like(drawn, np.nan), LEVEL)
-    table = pd.DataFrame(rows)
-    table["metric"] = metric
-    table["n"] = shifts.shape[1]
-    table["baseline"] = float(ratio(sums.sum(keepdims=True), entries.sum(keepdims=True))[0])
-    table["estimate"], table["estimate_ci_low"], table["estimate_ci_high"] = estimate, low, high
-    table["size"] = ratio(np.abs(shifts).sum(1), shared.sum(1))
+    drawn = drawn if shifts.shape[1] > 1 else np.full_like(drawn, np.nan)
+    baseline = float(ratio(sums.sum(keepdims=True), entries.sum(keepdims=True))[0])
+    table = pd.DataFrame(rows).assign(
+        metric=metric,
+        n=shifts.shape[1],
+        baseline=baseline,
+        **interval_columns("estimate", estimate, drawn),
+        size=ratio(np.abs(shifts).sum(1), shared.sum(1)),
+    )
     size = table["size"].to_numpy() if options.rank == "size" else np.abs(estimate)
     table = table.iloc[np.argsort(-size, kind="stable")]
     table.insert(0, "rank", np.arange(1, len(table) + 1))

@@ -14,10 +14,10 @@ from circuits.errors import CircuitsError
 from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.prompts import Prompts
-from circuits.model.types import ArrayLike, IndicesLike, PositionsLike, TokensLike
-from circuits.patterns._pattern_reading import PatternPass, Recorded, parse_layers, parse_run
-from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.tables import short_table
+from circuits.model.types import ArrayLike, PositionsLike, TokensLike
+from circuits.patterns._pattern_reading import PatternPass, Recorded, parse_run
+from circuits.statistics import bootstrap, ratio
+from circuits.tables import interval_columns, short_table
 from circuits.tensors import parse_numbers
 from circuits.validate import answers_former_names, parse_draws, parse_seed
 
@@ -73,7 +73,6 @@ def movement(
     other: TokensLike | Recorded,
     *,
     positions: PositionsLike = None,
-    layers: IndicesLike = None,
     seed: int = 0,
     draws: int = 1000,
     batch_size: int | None = None,
@@ -88,11 +87,11 @@ def movement(
 
     Args:
         positions: compare these queries only: numbers, or a boolean mask [batch pos].
-        layers: only these. seed also draws the bootstrap, of `draws` resamples.
+        seed: also draws the bootstrap, of `draws` resamples.
         batch_size: examples in a forward; by default by the model's size. Inside `intervene` the edits are in force.
     """
     caller = "patterns.movement"
-    pairs = _Pairs.of(caller, model, tokens, other, layers, positions, seed, draws)
+    pairs = _Pairs.of(caller, model, tokens, other, positions, seed, draws)
     lengths = pairs.first.prompts.lengths
     if int(lengths.min()) < int(lengths.max()) and not pairs.first.surface.causal:
         raise CircuitsError(
@@ -123,7 +122,6 @@ def follow(
     after: ArrayLike,
     *,
     positions: PositionsLike = None,
-    layers: IndicesLike = None,
     seed: int = 0,
     draws: int = 1000,
     batch_size: int | None = None,
@@ -139,7 +137,6 @@ def follow(
         after: integers [batch], the group that holds it in `other`; it differs from `before` in every pair, so that a
             head whose attention does not move scores 0.
         positions: these queries only: numbers, or a boolean mask [batch pos].
-        layers: only these.
         seed: draws the bootstrap and the pairs of `unpaired`.
         draws: the number of bootstrap resamples.
         batch_size: examples in a forward; by default by the model's size.
@@ -147,7 +144,7 @@ def follow(
     Inside `intervene` the edits are in force.
     """
     caller = "patterns.follow"
-    pairs = _Pairs.of(caller, model, tokens, other, layers, positions, seed, draws)
+    pairs = _Pairs.of(caller, model, tokens, other, positions, seed, draws)
     first, device = pairs.first, pairs.first.surface.device
     count, length = first.prompts.shape[:2]
     named = (("groups", groups, length), ("before", before, count), ("after", after, count))
@@ -209,7 +206,6 @@ class _Pairs:
         model: Any,
         tokens: Any,
         other: Any,
-        layers: Any,
         positions: Any,
         seed: Any,
         draws: Any,
@@ -218,10 +214,9 @@ class _Pairs:
         rows.
         """
         seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
-        first = PatternPass.of(caller, model, tokens, layers, positions)
+        first = PatternPass.of(caller, model, tokens, positions)
         second, recorded = parse_run(first.surface, other, caller)
         _check_pairs(first.prompts, second, caller)
-        parse_layers(first.layers, first.surface, recorded, caller)
         laid_out = second.like(first.prompts)
         # A record of another layout is of no use.
         paired = replace(first, prompts=laid_out, recorded=recorded if laid_out is second else None)
@@ -229,7 +224,8 @@ class _Pairs:
 
     def zeros(self) -> np.ndarray:
         """Returns zeros [pairing layer head example], to add to; the pairings are the pairs and the control."""
-        return np.zeros((2, len(self.first.layers), self.first.surface.n_heads, len(self.first.prompts)))
+        surface = self.first.surface
+        return np.zeros((2, surface.n_layers, surface.n_heads, len(self.first.prompts)))
 
     def table(self, name: str, sums: np.ndarray, control: Tensor) -> pd.DataFrame:
         """Returns a row per head: a mean over queries in pairs and unpaired, what the pairing makes, and intervals.
@@ -243,16 +239,12 @@ class _Pairs:
         entries = np.broadcast_to(queries[:, None, None].numpy(), sums.shape).reshape(series.shape)
         paired, unpaired = np.split(ratio(series.sum(1), entries.sum(1)), 2)
         drawn, of_control = np.split(bootstrap(series, entries, self.seed, self.draws), 2, axis=1)
-        columns = {name: (paired, drawn), "unpaired": (unpaired, None)}
-        columns["effect"] = paired - unpaired, drawn - of_control
-        if name == "distance":
-            columns["share"] = ratio(paired, unpaired), ratio(drawn, of_control)
         layers, heads = zip(*self.first.heads, strict=True)
         table: dict[str, Any] = {"layer": layers, "head": heads}
-        for column, (values, draws) in columns.items():
-            table[column] = values
-            if draws is not None:
-                table[f"{column}_ci_low"], table[f"{column}_ci_high"] = interval(draws, LEVEL)
+        table |= interval_columns(name, paired, drawn) | {"unpaired": unpaired}
+        table |= interval_columns("effect", paired - unpaired, drawn - of_control)
+        if name == "distance":
+            table |= interval_columns("share", ratio(paired, unpaired), ratio(drawn, of_control))
         return pd.DataFrame(table | {"n": sums.shape[-1]})
 
 

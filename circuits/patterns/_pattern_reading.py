@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,44 +16,35 @@ from circuits.errors import CircuitsError
 from circuits.figures.results import attention_figure
 from circuits.interventions.edits import parse_query_positions
 from circuits.interventions.replacements import visible
-from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks, make_recording_hook
-from circuits.model.edit_state import mark_running_rows
+from circuits.model.activation_recording import record_rows
 from circuits.model.generation import WHOLE
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
-from circuits.model.hooks import Function
 from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
-from circuits.model.types import Figure, IndicesLike, PositionsLike, TokensLike
+from circuits.model.types import Figure, PositionsLike, TokensLike
 from circuits.tensors import Snapshot
-from circuits.validate import answers_former_names, parse_indices
+from circuits.validate import answers_former_names
 
 # Numbers for each entry of a pattern: with what is computed of it in double precision it then stays in the cache.
 _PER_ENTRY = 32
 
 #: By layer, its pattern and the mask of the keys that each query may see, both [batch head query key].
-Patterns = dict[int, tuple[Tensor, Tensor]]
+Patterns = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Attention patterns of some inputs, which the other functions of this module take in the place of the tokens.
+    """Attention patterns of some inputs, which the other functions of this module take in the place of the tokens."""
 
-    Attributes:
-        layers: those recorded, ascending.
-    """
-
-    layers: tuple[int, ...]
-    prompts: Prompts = field(repr=False)
+    prompts: Prompts
     model: nn.Module = field(repr=False)
     patterns: Patterns = field(repr=False)
 
 
 @answers_former_names
-def record(
-    model: nn.Module, tokens: TokensLike, layers: IndicesLike = None, *, batch_size: int | None = None
-) -> Recorded:
+def record(model: nn.Module, tokens: TokensLike, *, batch_size: int | None = None) -> Recorded:
     """Runs a model once and keeps its attention patterns, for several functions of this module.
 
     What comes out is what the tokens give, without another forward pass. A recorded pattern takes one number of the
@@ -60,18 +52,17 @@ def record(
 
     Args:
         tokens: ids [batch pos], or anything that `circuits.prompts` takes.
-        layers: only these.
         batch_size: examples in a forward; by default by the model's size.
 
     Inside `intervene` the edits are in force, and stay so in what was recorded.
     """
-    reading = PatternPass.of("patterns.record", model, tokens, layers, None)
+    reading = PatternPass.of("patterns.record", model, tokens, None)
     chunks = [reading.run(rows) for rows, _ in reading.chunks(batch_size)]
-    patterns: Patterns = {}
-    for layer in reading.layers:
-        parts, seen = zip(*(one.pop(layer) for one in chunks), strict=True)
-        patterns[layer] = torch.cat(parts), torch.cat(seen)
-    return Recorded(reading.layers, reading.prompts, reading.surface.model, patterns)
+    patterns: Patterns = []
+    for parts in zip(*chunks, strict=True):
+        pattern, seen = zip(*parts, strict=True)
+        patterns.append((torch.cat(pattern), torch.cat(seen)))
+    return Recorded(reading.prompts, reading.surface.model, patterns)
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,29 +74,30 @@ class Maps:
         diffuseness: [layer head], the entropy of attention over that of uniform attention to the visible keys, each
             summed over examples and queries: 0 for attention to one key, 1 for uniform. NaN where no query sees two
             keys.
-        layers: the layers of the first axis.
         n: the number of examples.
         labels: by position, its number and the word there, if that is the same in all prompts; None without words.
     """
 
     mean: Float[Tensor, "layer head query key"]
     diffuseness: Float[Tensor, "layer head"]
-    layers: tuple[int, ...]
     n: int
     labels: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
-        return f"Maps of layers {self.layers}, means over {self.n} examples: .mean, .diffuseness, .of, .plot"
+        layers, heads = self.mean.shape[:2]
+        return (
+            f"Maps of {layers} × {heads} heads, means over {self.n} examples: .mean, .diffuseness, .of, .plot"
+        )
 
     def of(self, head: tuple[int, int]) -> Float[Tensor, "query key"]:
         """Returns the map of one head (layer, head)."""
         layer, index = head
-        if layer not in self.layers or not 0 <= index < self.mean.shape[1]:
+        layers, heads = self.mean.shape[:2]
+        if not (0 <= layer < layers and 0 <= index < heads):
             raise CircuitsError(
-                f"no map of head {layer}.{index}: there are layers {', '.join(map(str, self.layers))} and heads "
-                f"0-{self.mean.shape[1] - 1}"
+                f"no map of head {layer}.{index}: there are layers 0-{layers - 1} and heads 0-{heads - 1}"
             )
-        return self.mean[self.layers.index(layer), index]
+        return self.mean[layer, index]
 
     def plot(
         self,
@@ -121,14 +113,13 @@ class Maps:
             titles: Head -> its title (default: head 0.1).
         """
         title = title or f"Mean attention over {self.n:,} examples"
-        return attention_figure(self.mean, self.layers, labels or self.labels, titles or {}, title)
+        return attention_figure(self.mean, labels or self.labels, titles or {}, title)
 
 
 @answers_former_names
 def attention(
     model: nn.Module,
     tokens: TokensLike | Recorded,
-    layers: IndicesLike = None,
     *,
     positions: PositionsLike = None,
     batch_size: int | None = None,
@@ -137,33 +128,31 @@ def attention(
 
     Args:
         tokens: ids [batch pos], or anything that `circuits.prompts` takes. Positions count in each prompt's own tokens.
-        layers: only these.
         positions: those of queries, numbers or a boolean mask [batch pos]; a query's row is the mean over the examples
             that select it.
         batch_size: examples in a forward; by default by the model's size. Inside `intervene` the edits are in force.
     """
-    reading = PatternPass.of("patterns.attention", model, tokens, layers, positions)
-    prompts, shape = reading.prompts, (len(reading.layers), reading.surface.n_heads)
+    reading = PatternPass.of("patterns.attention", model, tokens, positions)
+    prompts, shape = reading.prompts, (reading.surface.n_layers, reading.surface.n_heads)
     total = torch.zeros(*shape, prompts.shape[1], prompts.shape[1], dtype=torch.float64)
     entropy, uniform = torch.zeros(2, *shape, dtype=torch.float64)
     for rows, query_mask in reading.chunks(batch_size):
         weights = query_mask.double()
-        for at, pattern, seen in reading.patterns(rows):
-            total[at] += (pattern * weights[..., None]).sum(0).cpu()
-            entropy[at] += (torch.special.entr(pattern).sum(-1) * weights).sum((0, 2)).cpu()
-            uniform[at] += (seen.sum(-1).clamp(min=1).double().log() * weights).sum((0, 2)).cpu()
+        for layer, pattern, seen in reading.patterns(rows):
+            total[layer] += (pattern * weights[..., None]).sum(0).cpu()
+            entropy[layer] += (torch.special.entr(pattern).sum(-1) * weights).sum((0, 2)).cpu()
+            uniform[layer] += (seen.sum(-1).clamp(min=1).double().log() * weights).sum((0, 2)).cpu()
     longest, labels = int(prompts.lengths.max()), prompts.labels()
     mean = (total / reading.selected.sum(0).double()[:, None])[..., :longest, :longest]
     names = None if labels is None else tuple(labels)
-    return Maps(mean, entropy / uniform, reading.layers, len(prompts), names)
+    return Maps(mean, entropy / uniform, len(prompts), names)
 
 
 @dataclass(frozen=True)
 class PatternPass:
-    """The inputs of a pass over a model's patterns: prompts, the layers to read, and the queries that count.
+    """The inputs of a pass over a model's patterns: prompts, and the queries that count.
 
     Attributes:
-        layers: ascending.
         selected: bool [batch pos], the queries that count.
         recorded: the patterns of the prompts, where they need no run.
     """
@@ -171,86 +160,59 @@ class PatternPass:
     caller: str
     surface: HookedModel
     prompts: Prompts
-    layers: tuple[int, ...]
     selected: Tensor
     recorded: Recorded | None
 
     @classmethod
-    def of(cls, caller: str, model: Any, tokens: Any, layers: Any, positions: Any) -> PatternPass:
+    def of(cls, caller: str, model: Any, tokens: Any, positions: Any) -> PatternPass:
         """Reads the arguments that all passes share."""
         surface = HookedModel.of(model)
         prompts, recorded = parse_run(surface, tokens, caller)
-        chosen = parse_layers(layers, surface, recorded, caller)
         selected = _selected_queries(surface, positions, prompts, caller)
-        return cls(caller, surface, prompts, chosen, selected, recorded)
+        return cls(caller, surface, prompts, selected, recorded)
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """All heads of the layers, layer by layer."""
-        return tuple(Head(layer, head) for layer in self.layers for head in range(self.surface.n_heads))
+        """All heads, layer by layer."""
+        shape = self.surface.n_layers, self.surface.n_heads
+        return tuple(Head(layer, head) for layer, head in np.ndindex(shape))
 
     def chunks(self, batch_size: int | None) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows of each forward pass and their mask of queries that count, bool [batch 1 query]."""
         total, length = self.prompts.shape[:2]
-        kept = _PER_ENTRY * len(self.layers) * self.surface.n_heads * length
+        kept = _PER_ENTRY * self.surface.n_layers * self.surface.n_heads * length
         step = rows_in_a_forward(self.surface, length, batch_size, self.caller, kept=kept)
         for start in range(0, total, step):
             rows = slice(start, min(start + step, total))
             yield rows, self.selected[rows, None].to(self.surface.device)
 
     def patterns(self, rows: slice | Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yields for each layer its place among the layers, and these rows' patterns, in double precision, and keys
-        that queries may see.
+        """Yields for each layer its number, and these rows' patterns, in double precision, and keys that queries may
+        see.
         """
-        recorded = self.recorded
-        run = self.run(rows) if recorded is None else {}
-        for at, layer in enumerate(self.layers):
-            pattern, seen = (
-                run.pop(layer) if recorded is None else (x[rows] for x in recorded.patterns[layer])
-            )
-            yield at, pattern.double(), seen
+        if self.recorded is None:
+            found = self.run(rows)
+        else:
+            found = [(pattern[rows], seen[rows]) for pattern, seen in self.recorded.patterns]
+        for layer, (pattern, seen) in enumerate(found):
+            yield layer, pattern.double(), seen
 
     def run(self, rows: slice | Tensor) -> Patterns:
-        """Runs some rows in eval mode, without gradients, and returns their patterns, each prompt's own tokens first.
-
-        Edits of open blocks are in force; where one has a mask per example, its entries for these rows are used.
-        """
-        raw: dict[str, Tensor] = {}
-        hooks = [KINDS[site].hook.format(layer) for layer in self.layers for site in ("scores", "pattern")]
-        functions: list[tuple[str, Function]] = [(hook, make_recording_hook(raw, hook)) for hook in hooks]
-        here, cut = self.prompts[rows], mark_running_rows(self.surface.model, rows, len(self.prompts))
-        with (
-            hold_eval_mode(self.surface.model),
-            torch.no_grad(),
-            cut,
-            listen_at_hooks(self.surface, functions),
-        ):
-            self.surface.call(here)
-        if missing := [hook for hook in hooks if hook not in raw]:
-            raise CircuitsError(f"patterns: {missing[0]} never fired in this model")
-        found: Patterns = {}
-        for layer in self.layers:
-            scores, pattern = (raw.pop(KINDS[site].hook.format(layer)) for site in ("scores", "pattern"))
-            pattern, seen = pattern.detach(), visible(scores).expand_as(pattern)
+        """Runs some rows, and returns their patterns by layer, each prompt's own tokens first."""
+        layers, here = range(self.surface.n_layers), self.prompts[rows]
+        scores, patterns = (
+            [KINDS[site].hook.format(layer) for layer in layers] for site in ("scores", "pattern")
+        )
+        raw = record_rows(self.surface, self.prompts, rows, (*scores, *patterns), self.caller)
+        found: Patterns = []
+        for of_scores, of_pattern in zip(scores, patterns, strict=True):
+            pattern = raw.pop(of_pattern)
+            seen = visible(raw.pop(of_scores)).expand_as(pattern)
             if self.prompts.padded:
                 axes = KINDS["pattern"].position_axes
                 pattern, seen = here.in_order(pattern, axes), here.in_order(seen.to(torch.uint8), axes).bool()
-            found[layer] = pattern, seen
+            found.append((pattern, seen))
         return found
-
-
-def parse_layers(
-    layers: Any, surface: HookedModel, recorded: Recorded | None, caller: str
-) -> tuple[int, ...]:
-    """Returns the chosen layers, ascending, of those recorded or else of all; None chooses all of these."""
-    known = tuple(range(surface.n_layers)) if recorded is None else recorded.layers
-    chosen = parse_indices(layers, caller, "layers") or known
-    if unknown := [layer for layer in chosen if layer not in known]:
-        raise CircuitsError(
-            f"{caller}: no layer {unknown[0]}: there are layers {', '.join(map(str, known))}"
-            + ("" if recorded is None else " in what was recorded")
-        )
-    return tuple(sorted(chosen))
 
 
 def parse_run(surface: HookedModel, tokens: Any, caller: str) -> tuple[Prompts, Recorded | None]:

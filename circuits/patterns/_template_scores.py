@@ -15,11 +15,11 @@ from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.figures.layout import Figure
 from circuits.figures.results import by_head, heads_figure
 from circuits.model.heads import AnyHead, Head, parse_heads
-from circuits.model.types import BatchLike, HeadsLike, IndicesLike, PositionsLike, TemplateLike, TokensLike
+from circuits.model.types import BatchLike, HeadsLike, PositionsLike, TemplateLike, TokensLike
 from circuits.patterns._pattern_reading import PatternPass, Recorded
 from circuits.patterns._templates import parse_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.tables import bounded, short_table
+from circuits.tables import bounded, interval_columns, short_table
 from circuits.validate import answers_former_names, parse_batch, parse_choice, parse_draws, parse_seed
 
 
@@ -78,7 +78,6 @@ def scores(
     *,
     batch: BatchLike = None,
     positions: PositionsLike = None,
-    layers: IndicesLike = None,
     seed: int = 0,
     draws: int = 1000,
     batch_size: int | None = None,
@@ -92,18 +91,17 @@ def scores(
             tokens, and [batch query key] is over the padded batch.
         positions: score these queries only: numbers, or a boolean mask [batch pos]. One of these is scored against a
             template only if it may see a key of it.
-        layers: only these.
         seed: the seed of the bootstrap.
         draws: the number of its resamples.
         batch_size: examples in a forward; by default by the model's size. Inside `intervene` the edits are in force.
     """
     caller = "patterns.scores"
-    reading = PatternPass.of(caller, model, tokens, layers, positions)
-    prompts, heads = reading.prompts, reading.heads
+    reading = PatternPass.of(caller, model, tokens, positions)
+    prompts, heads, surface = reading.prompts, reading.heads, reading.surface
     tokens, given = prompts.tokens, parse_batch(batch, caller, len(prompts))
     seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
     named = parse_templates(templates, tokens, given is not None)
-    sums = np.zeros((3, len(reading.layers), reading.surface.n_heads, len(named), len(tokens)))
+    sums = np.zeros((3, surface.n_layers, surface.n_heads, len(named), len(tokens)))
     for rows, query_mask in reading.chunks(batch_size):
         examples = tokens[rows] if given is None else given[rows]
         keys = [template_keys(name, one, examples, rows, prompts[rows]) for name, one in named.items()]
@@ -153,16 +151,14 @@ def _frame(found: Scores) -> pd.DataFrame:
     """Returns a row for each head and template: score, chance, their difference, and intervals over examples."""
     mass, by_chance, queries = (part.sum(-1) for part in (found.mass, found.chance, found.queries))
     score, chance = ratio(mass, queries), ratio(by_chance, queries)
-    columns = {"score": score, "chance": chance, "bits": bits(score, chance), "queries": queries.astype(int)}
-    columns |= {"effect": score - chance, "corrected": ratio(score - chance, 1 - chance)}
-    drawn, at_chance = found.resampled()
-    resamples = {"score": drawn, "effect": drawn - at_chance}
-    resamples["corrected"] = ratio(drawn - at_chance, 1 - at_chance)
-    for name, values in resamples.items():
-        bounds = interval(values.reshape(len(values), -1), LEVEL)
-        for end, bound in zip(("low", "high"), bounds, strict=True):
-            # With one example there is no estimate of how much examples differ.
-            columns[f"{name}_ci_{end}"] = bound if found.mass.shape[-1] > 1 else np.full_like(bound, np.nan)
+    # With one example there is no estimate of how much examples differ.
+    drawn, at_chance = (x if found.mass.shape[-1] > 1 else np.full_like(x, np.nan) for x in found.resampled())
+    columns = interval_columns("score", score, drawn) | {"chance": chance, "bits": bits(score, chance)}
+    columns |= interval_columns("effect", score - chance, drawn - at_chance) | {
+        "queries": queries.astype(int)
+    }
+    corrected = ratio(score - chance, 1 - chance), ratio(drawn - at_chance, 1 - at_chance)
+    columns |= interval_columns("corrected", *corrected)
     places = [(*head, name) for head in found.heads for name in found.templates]
     keys = dict(zip(_KEYS, zip(*places, strict=True), strict=True))
     return pd.DataFrame(keys | {name: columns[name].ravel() for name in _ORDER} | {"n": found.mass.shape[-1]})

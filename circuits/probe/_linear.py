@@ -16,8 +16,7 @@ from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError
 from circuits.figures.results import probe_figure
-from circuits.model.activation_recording import hold_eval_mode, recording
-from circuits.model.edit_state import mark_running_rows
+from circuits.model.activation_recording import record_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
@@ -31,8 +30,8 @@ from circuits.probe._probe_inputs import (
     parse_sites,
     parse_targets,
 )
-from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.tables import bounded, chosen_metrics, short_table
+from circuits.statistics import bootstrap, ratio
+from circuits.tables import bounded, chosen_metrics, interval_columns, short_table
 from circuits.validate import answers_former_names, parse_draws, parse_seed
 
 _EPS = torch.finfo(torch.float64).eps
@@ -155,19 +154,11 @@ def activations(
     Args:
         step: examples in a forward.
     """
-    model, waiting = surface.model, list(sites)
+    waiting = list(sites)
     while waiting:
         kept: dict[ProbeSite, list[Tensor]] = {site: [] for site in waiting}
         for rows in torch.arange(len(prompts)).split(step):
-            # What an intervention holds for each example is cut to these rows.
-            cut = mark_running_rows(model, rows, len(prompts))
-            with (
-                hold_eval_mode(model),
-                torch.no_grad(),
-                recording(surface, {site.hook for site in kept}) as seen,
-                cut,
-            ):
-                surface.call(prompts[rows])
+            seen = record_rows(surface, prompts, rows, {site.hook for site in kept}, "probe")
             for site, vectors in kept.items():
                 vectors.append(_vectors(site, seen, prompts[rows], entries.used[rows]))
             while len(kept) > 1 and sum(x.nbytes for parts in kept.values() for x in parts) > MOST_KEPT:
@@ -178,8 +169,6 @@ def activations(
 
 
 def _vectors(site: ProbeSite, seen: dict[str, Tensor], prompts: Prompts, used: Tensor) -> Tensor:
-    if site.hook not in seen:
-        raise CircuitsError(f"probe: {site.hook} never fired; this model has it switched off")
     x = site.vectors(seen[site.hook], prompts)
     # Apple's GPUs have no float64.
     x = x.cpu() if x.device.type == "mps" else x
@@ -408,11 +397,10 @@ def tabulate(probes: Sequence[Probe], entries: Entries, seed: int, draws: int) -
     sums, counts = (np.stack(part) for part in zip(*series, strict=True))
     value = ratio(sums.sum(1), counts.sum(1)).reshape(-1, 3)
     resampled = bootstrap(sums, counts, seed, draws).reshape(draws, -1, 3)
-    estimates = {"value": value[:, 0], "shuffled": value[:, 1], "untrained": value[:, 2]}
-    estimates["value_ci_low"], estimates["value_ci_high"] = interval(resampled[..., 0], LEVEL)
-    for control, name in ((1, "selectivity"), (2, "over_untrained")):
-        estimates[name] = value[:, 0] - value[:, control]
-        bounds = interval(resampled[..., 0] - resampled[..., control], LEVEL)
-        estimates[f"{name}_ci_low"], estimates[f"{name}_ci_high"] = bounds
+    estimates = interval_columns("value", value[:, 0], resampled[..., 0])
+    for control, name, difference in ((1, "shuffled", "selectivity"), (2, "untrained", "over_untrained")):
+        drawn = resampled[..., 0] - resampled[..., control]
+        estimates |= {name: value[:, control]}
+        estimates |= interval_columns(difference, value[:, 0] - value[:, control], drawn)
     frame = pd.DataFrame(rows).assign(**estimates)[list(COLUMNS)]
     return frame.astype(dict.fromkeys(_WHOLE, "Int64"))

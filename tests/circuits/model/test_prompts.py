@@ -88,8 +88,8 @@ def pairs(model, side, lengths=LENGTHS):
 
 
 ESTIMATES = {
-    "attribution": partial(patch.attribution, site="resid_pre", by="position"),
-    "attribution to patterns": partial(patch.attribution, site="pattern", by="head"),
+    "attribution": partial(patch.attribution, site="resid_pre"),
+    "attribution to patterns": partial(patch.attribution, site="pattern"),
     "integrated": partial(patch.screen, steps=2, exact=3, by="position"),
     "gradient": partial(patch.screen, method="gradient", exact="all", sites=["mlp_out", "z.1"]),
     "edges": partial(patch.edges, steps=2, exact=3),

@@ -75,7 +75,7 @@ def test_attribution_and_screen_by_feature(causal, tokens, other_tokens, by_hand
     base, source = tokens[:4], other_tokens[:4]
     with splice(model, three):
         for site in three:
-            table = patch.attribution(model, base, source, metric, f"features.{site}", by="feature").frame
+            table = patch.attribution(model, base, source, metric, f"features.{site}").frame
             found = patch.screen(
                 model, base, source, metric, f"features.{site}", by="feature", method="gradient", exact="all"
             )

@@ -10,6 +10,7 @@ from tests.circuits.patch.by_hand import (
     ONE,
     WEIGHT,
     assert_equal,
+    by_autograd,
     by_name,
     edges,
     nodes,
@@ -18,13 +19,13 @@ from tests.circuits.patch.by_hand import (
 )
 
 
-def test_what_gets_a_row(causal, tokens, other_tokens):
+def test_what_gets_a_row(causal, tokens, other_tokens, by_hand):
     found = nodes(causal, tokens, other_tokens, weighed, ["z", "mlp_out.1"], by="position", **ONE).frame
     assert len(found) == 2 * 4 * 6 + 6
     row = found.set_index("variant").loc["1.2, position 3"]
     assert (row["site"], row["layer"], row["head"], row["position"]) == ("z", 1, 2, 3)
-    expected = patch.attribution(causal, tokens, other_tokens, weighed, "z.1", by="head,position", **FEW)
-    assert row["estimate"] == pytest.approx(by_name(expected, column="effect")["1.2, position 3"], rel=1e-9)
+    expected = by_autograd(by_hand, causal, tokens, other_tokens, "z", weighed)[1][:, 3, 2].sum(1).mean()
+    assert row["estimate"] == pytest.approx(float(expected), rel=1e-8)
     assert "mlp_out.1, position 5" in set(found["variant"])
     names = nodes(causal, tokens, other_tokens, weighed, ["z.0", "q.0", "z"], **ONE).frame["variant"]
     assert set(names) == {f"{layer}.{head}" for layer in (0, 1) for head in range(4)} | {
@@ -32,8 +33,9 @@ def test_what_gets_a_row(causal, tokens, other_tokens):
     }
     neurons = nodes(causal, tokens, other_tokens, weighed, "mlp_post.1", by="neuron", **FEW)
     assert len(neurons.frame) == 24
-    expected = patch.attribution(causal, tokens, other_tokens, weighed, "mlp_post.1", by="neuron", **FEW)
-    assert_equal(by_name(neurons), by_name(expected, column="effect"))
+    expected = by_autograd(by_hand, causal, tokens, other_tokens, "mlp_post", weighed)[1].sum(1).mean(0)
+    for neuron, estimate in zip(neurons.frame["neuron"], neurons.frame["estimate"], strict=True):
+        assert estimate == pytest.approx(float(expected[neuron]), rel=1e-8)
     assert found["intervention"].unique().tolist() == ["patch.activations (source -> run)"]
     assert neurons.settings["direction"] == "source -> run"
 
