@@ -83,7 +83,7 @@ def taught() -> Any:
         runs = {name: f"{TAUGHT}/{arm}/{name}" for name in ("seed-0", "seed-1")}
         runs = runs if arm else {"seed-0": FLAGSHIP, "seed-1": SEEDS.format(1)}
         for name, run in runs.items():
-            # Two arms have one seed so far.
+            # One arm has one seed so far.
             if run.removeprefix("zoo:") not in zoo_names():
                 continue
             steps, values = points(run, "mse_masked")
