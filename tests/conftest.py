@@ -85,6 +85,7 @@ SLOW = {
                 "tutorials/circuit",
                 "tutorials/circuit-forms",
                 "tutorials/hugging-face",
+                "tutorials/induction",
                 "tutorials/modular-addition",
             )
         ),

@@ -133,12 +133,12 @@ class SweepResult:
         return replace(self, frame=frame, baseline=baseline)
 
     def pivot(
-        self, index: str, columns: str, values: str = "effect", metric: str | None = None
+        self, index: str | Sequence[str], columns: str, values: str = "effect", metric: str | None = None
     ) -> pd.DataFrame:
         """Returns a table of the effects, or of another column: `result.pivot("layers", "positions")`.
 
         Args:
-            index: what goes down: a column of `frame`, or the argument it comes from (`heads` for `head`).
+            index: what goes down: one or several columns of `frame`, or arguments they come from (`heads` for `head`).
             columns: what goes across.
             values: the column of the numbers.
             metric: one of them; needed where there are several.
@@ -146,13 +146,14 @@ class SweepResult:
         if metric is None and len(self.metrics) > 1:
             raise CircuitsError(f"pivot: give metric=, one of {', '.join(self.metrics)}")
         rows = self.frame if metric is None else self.of_metric(metric).frame
-        names = [name if name in rows else name.removesuffix("s") for name in (index, columns, values)]
-        if unknown := set(names) - set(rows):
+        given = [index] if isinstance(index, str) else list(index)
+        *down, across, values = (n if n in rows else n.removesuffix("s") for n in (*given, columns, values))
+        if unknown := {*down, across, values} - {*rows}:
             raise CircuitsError(f"pivot: no column {unknown.pop()!r}; there are {', '.join(map(str, rows))}")
-        rows = rows[rows["draw"].isna()].dropna(subset=names[:2])
-        if rows.duplicated(names[:2]).any():
-            raise CircuitsError(f"pivot: several variants have the same {names[0]} and {names[1]}")
-        return rows.pivot(index=names[0], columns=names[1], values=names[2])
+        rows = rows[rows["draw"].isna()].dropna(subset=[*down, across])
+        if rows.duplicated([*down, across]).any():
+            raise CircuitsError(f"pivot: several variants have the same {', '.join(down)} and {across}")
+        return rows.pivot(index=down if len(down) > 1 else down[0], columns=across, values=values)
 
     def _check_metric(self, metric: str, caller: str) -> None:
         if metric not in self.metrics:

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 #: Page -> picture -> which of its figures.
 PICTURES = {
     "README.md": {"induction": slice(None)},
+    "docs/tutorials/induction.md": {"induction-circuit": slice(None)},
     "docs/tutorials/language-model.md": {
         "language-model": slice(0, 2),
         "language-model-circuit": slice(2, None),
