@@ -7,12 +7,14 @@ a dataclass stands for the options that are the fields of it, and is given such 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from types import GenericAlias, UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 #: ``-h`` too.
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -48,6 +50,14 @@ def check_arguments(context: typer.Context, words: Sequence[str]) -> None:
             context.fail(f"{name} was given {order.count(parameter)} times, but takes one value")
 
 
+#: Parameters of experiments that are no option: what they examine, and where they say how far they are.
+EXAMINED = ("refs", "runs", "progress")
+#: Names in their annotations that only a type checker knows.
+TYPES_ALONE = {"Unpack": type}
+#: Of the options that a function takes as keyword arguments, those that are not ``None`` where they are not given.
+DEFAULTS: dict[str, Any] = {"seed": 0, "device": "cpu", "task_config": []}
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
     """The options of every command."""
@@ -58,13 +68,14 @@ class CommonOptions:
 
 def command_of(name: str, line: str, function: Callable[..., None]) -> TyperCommand:
     """Makes the command of a function; see :func:`make_command`."""
-    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    parameters = list(inspect.signature(function, eval_str=True, locals=TYPES_ALONE).parameters.values())
     groups: dict[str, Any] = {
         each.name: each.annotation for each in parameters if is_dataclass(each.annotation)
     }
-    options = [each for each in parameters if each.name not in groups]
+    options = [each for each in parameters if each.name not in groups and each.kind is not each.VAR_KEYWORD]
     for kind in groups.values():
         options += options_of(kind)
+    options += own_options(each for each in parameters if each.kind is each.VAR_KEYWORD)
 
     def call(**given: Any) -> None:
         for group, kind in groups.items():
@@ -122,3 +133,34 @@ def options_of(kind: type) -> list[inspect.Parameter]:
             )
         )
     return sorted(options, key=lambda each: next(rank for rank, own in enumerate(bases) if each.name in own))
+
+
+def option(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def own_options(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Returns the options among a function's parameters, those of ``**options: Unpack[TYPED_DICT]`` with them.
+
+    An annotation is ``Annotated[TYPE, typer.Option(...), CLI_TYPE]``; the last, which may be left out, is what the
+    command line has where that is not ``TYPE`` (Typer takes no ``str | Sequence[str]``). A parameter without
+    ``typer.Option`` in its annotation is for Python alone.
+    """
+    options = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            hints = get_type_hints(get_args(parameter.annotation)[0], include_extras=True)
+            options += own_options(option(name, hint, DEFAULTS.get(name)) for name, hint in hints.items())
+        if parameter.name in EXAMINED or get_origin(parameter.annotation) is not Annotated:
+            continue
+        type_, *marks = get_args(parameter.annotation)
+        shown = next(mark for mark in marks if isinstance(mark, OptionInfo))
+        type_ = next((mark for mark in marks if isinstance(mark, (type, GenericAlias, UnionType))), type_)
+        default = parameter.default
+        # As the command line would write it.
+        if get_origin(type_) is list and default is not parameter.empty:
+            default = [default] if isinstance(default, str) else list(default or ())
+        elif type_ is str and isinstance(default, (tuple, list)):
+            default = ",".join(map(str, default))
+        options.append(option(parameter.name, Annotated[type_, shown], default))
+    return options

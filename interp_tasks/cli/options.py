@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import GenericAlias, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand
-from typer.models import OptionInfo
 
-from interp_tasks.cli.command import CommonOptions, make_command, options_of
+from interp_tasks.cli.command import TYPES_ALONE, CommonOptions, make_command, option, options_of, own_options
 from interp_tasks.cli.tables import FORMATS, print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line
-from interp_tasks.devices import check_written_device
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import PROMPT_METRICS, check_choice, unknown
+from interp_tasks.measurement.options import DEVICE, PROMPT_METRICS, check_choice, unknown
 from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, own_view, target
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.measurement.subjects import Examples, Options, resolve_refs
-from interp_tasks.settings import check_task_name, import_file, parse_settings, task_config
+from interp_tasks.settings import import_file, parse_settings
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import ResolvedCheckpoint
@@ -66,13 +63,6 @@ FORMAT = Annotated[
         callback=lambda value: check_choice("--format", value, FORMATS),
     ),
 ]
-DEVICE = Annotated[
-    str, typer.Option("--device", help="cpu, cuda, cuda:1, ...", callback=check_written_device)
-]
-SEED = Annotated[
-    int,
-    typer.Option("--seed", help="Draws the examples, resamples and intervals."),
-]
 RATE = Annotated[
     float | None,
     typer.Option(
@@ -82,10 +72,6 @@ RATE = Annotated[
         callback=check_rate,
     ),
 ]
-#: Parameters of experiments that are no option: what they examine, and where they say how far they are.
-EXAMINED = ("refs", "runs", "progress")
-#: Names in their annotations that only a type checker knows.
-TYPES_ALONE = {"Unpack": type}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,85 +150,22 @@ class RecipeOptions(ImportOptions):
         return resolve_config(self.task, self.preset, parse_settings(self.settings))
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawnOptions:
-    """How many examples, by which seed, on which device."""
-
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            "--samples",
-            metavar="N",
-            help="Examples; every row with --tokens.",
-            show_default="256",
-        ),
-    ] = None
-    seed: SEED = 0
-    device: DEVICE = "cpu"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExampleOptions(DrawnOptions):
-    """Which examples of which task, or which tokens."""
-
-    split: Annotated[
-        str | None, typer.Option("--split", help="train, validation or test.", show_default="test")
-    ] = None
-    task: Annotated[
-        str | None, typer.Option("--task", metavar="NAME", help="Task, for a checkpoint that names none.")
-    ] = None
-    settings: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Setting of --task, as in task.n=4. Repeatable."),
-    ] = field(default_factory=list)
-    tokens: Annotated[
-        Path | None,
-        typer.Option("--tokens", metavar="FILE.npy", help="Run on these tokens, an int array (batch, pos)."),
-    ] = None
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE",
-            help="Run on these texts: CSV or JSON Lines with columns clean, corrupted, answer, wrong.",
-        ),
-    ] = None
-
-
-def example_options(asked: Mapping[str, Any]) -> Options:
-    """Returns what was asked for of the fields of :class:`ExampleOptions`, as an experiment's function takes it."""
-    options: Any = {name: value for name, value in asked.items() if name != "settings"}
-    if asked.get("task") is not None:
-        check_task_name(asked["task"])
-    if asked.get("settings"):
-        options["task_config"] = task_config(asked["task"], asked["settings"])
-    found: Options = options
-    return found
-
-
 def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
-    """Returns the command of an experiment; its options are the parameters of its function and the shared ones.
-
-    A parameter without ``typer.Option`` in its annotation is for Python alone.
-    """
+    """Returns the command of an experiment; its options are the parameters of its function and what all have."""
     signature = inspect.signature(experiment.function, eval_str=True, locals=TYPES_ALONE).parameters
-    of_runs = "runs" in signature
-    has_examples = any(each.kind is each.VAR_KEYWORD for each in signature.values())
+    own, of_runs = own_options(signature.values()), "runs" in signature
+    of_examples = any(each.kind is each.VAR_KEYWORD for each in signature.values())
     # Where an experiment compares no metrics, an option of that name is its own.
     of_metrics = not of_runs and own_view(experiment.name, "view_columns") is None
-    own = own_options(signature.values())
-    parameters, names = list(own), [each.name for each in own]
     if of_runs:
-        parameters.append(option("ckpt", RUNS))
+        examined = option("ckpt", RUNS)
+        # They have a task and a split of their own.
+        own = [each for each in own if each.name not in ("split", "task", "task_config", "tokens", "prompts")]
     elif signature["refs"].default is inspect.Parameter.empty:
-        parameters.append(option("ckpt", REFS))
+        examined = option("ckpt", REFS)
     else:
-        parameters.append(option("ckpt", REFS_OR_TASK, []))
-    if of_metrics:
-        parameters.append(option("metric", METRIC, None))
-    if has_examples:
-        parameters += options_of(DrawnOptions if of_runs else ExampleOptions)
-    parameters += options_of(ResultOptions)
+        examined = option("ckpt", REFS_OR_TASK, [])
+    of_rows = [option("metric", METRIC, None)] if of_metrics else []
 
     def call(
         *,
@@ -260,53 +183,27 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
         if import_path is not None:
             import_file(import_path)
         # A list that is not given is left out.
-        given = {name: value for name in names if (value := asked.pop(name)) != []}
-        options = example_options(asked)
-        examples, examined = Examples.of(options), cast(Any, ckpt)
+        given: Any = {name: value for name, value in asked.items() if value != []}
+        options: Any = {name: value for name, value in given.items() if name in Options.__annotations__}
+        examples, found = Examples.of(options if of_examples else {}), cast(Any, ckpt)
         if of_runs:
             find_runs(ckpt)
         else:
-            examined = resolve_refs(ckpt, examples) if ckpt or examples.task is None else []
+            found = resolve_refs(ckpt, examples) if ckpt or examples.task is None else []
             if metric not in (None, "all") and examples.tokens is None and experiment.judged_by_task:
-                check_metric(metric, examined, examples)
+                check_metric(metric, found, examples)
         with progress_line(quiet) as progress:
-            if has_examples:
-                options["progress"] = progress
-            result = EXPERIMENTS[experiment.name].function(examined, **given, **options)
+            if of_examples:
+                given["progress"] = progress
+            result = EXPERIMENTS[experiment.name].function(found, **given)
         show_result(result, format, metric, out, plot, quiet)
 
+    parameters = [examined, *own, *of_rows, *options_of(ResultOptions)]
     made = make_command(experiment.name, line, experiment.function, parameters, call)
     if experiment.samples is not None:
         (samples,) = (each for each in made.params if each.name == "samples")
         samples.show_default = str(experiment.samples)  # type: ignore[attr-defined]  # of an option, which this is
     return made
-
-
-def option(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def own_options(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Returns the options among an experiment's parameters.
-
-    An annotation is ``Annotated[TYPE, typer.Option(...), CLI_TYPE]``; the last, which may be left out, is what the
-    command line has where that is not ``TYPE`` (Typer takes no ``str | Sequence[str]``).
-    """
-    options = []
-    for parameter in parameters:
-        if parameter.name in EXAMINED or get_origin(parameter.annotation) is not Annotated:
-            continue
-        type_, *marks = get_args(parameter.annotation)
-        shown = next(mark for mark in marks if isinstance(mark, OptionInfo))
-        type_ = next((mark for mark in marks if isinstance(mark, (type, GenericAlias, UnionType))), type_)
-        default = parameter.default
-        # As the command line would write it.
-        if get_origin(type_) is list and default is not parameter.empty:
-            default = [default] if isinstance(default, str) else list(default or ())
-        elif type_ is str and isinstance(default, (tuple, list)):
-            default = ",".join(map(str, default))
-        options.append(option(parameter.name, Annotated[type_, shown], default))
-    return options
 
 
 def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Examples) -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from circuits.model.sites import Site
+from interp_tasks.devices import check_written_device
 from interp_tasks.errors import UserError
 from interp_tasks.texts import did_you_mean
 
+DEVICE = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, cuda:1, ...", callback=check_written_device)
+]
+SEED = Annotated[int, typer.Option("--seed", help="Draws the examples, resamples and intervals.")]
 SPLITS = ("train", "validation", "test")
 #: Metrics of a file of prompts: the answer's logit minus the wrong one's, and whether that is above 0.
 PROMPT_METRICS = ("logit_difference", "accuracy")

@@ -8,7 +8,9 @@ from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+import typer
 
 from circuits.errors import prefix_error_messages
 from interp_tasks.checkpoints import ResolvedCheckpoint, read_run, resolve
@@ -16,8 +18,8 @@ from interp_tasks.checkpoints.run_files import check_names_task
 from interp_tasks.devices import check_device
 from interp_tasks.disk import check_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import MAX_COUNT, SPLITS, check_choice
-from interp_tasks.settings import SEED_END
+from interp_tasks.measurement.options import DEVICE, MAX_COUNT, SEED, SPLITS, check_choice
+from interp_tasks.settings import SEED_END, check_task_name, task_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,16 +39,41 @@ ARCHITECTURE = (
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments that every experiment takes: the fields of :class:`Examples`."""
+    """The keyword arguments of every experiment, and the options of its command: the fields of :class:`Examples`."""
 
-    samples: int | None
-    seed: int
-    split: str | None
-    task: Any
-    task_config: Mapping[str, Any]
-    tokens: Any
-    prompts: Any
-    device: str
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", metavar="N", help="Examples; every row with --tokens.", show_default="256"),
+    ]
+    seed: SEED
+    split: Annotated[
+        str | None, typer.Option("--split", help="train, validation or test.", show_default="test")
+    ]
+    task: Annotated[
+        Any,
+        typer.Option("--task", metavar="NAME", help="Task, for a checkpoint that names none."),
+        str | None,
+    ]
+    task_config: Annotated[
+        Mapping[str, Any] | Sequence[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting of --task, as in task.n=4. Repeatable."),
+        list[str],
+    ]
+    tokens: Annotated[
+        Any,
+        typer.Option("--tokens", metavar="FILE.npy", help="Run on these tokens, an int array (batch, pos)."),
+        Path | None,
+    ]
+    prompts: Annotated[
+        Any,
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help="Run on these texts: CSV or JSON Lines with columns clean, corrupted, answer, wrong.",
+        ),
+        Path | None,
+    ]
+    device: DEVICE
     progress: Progress | None
 
 
@@ -64,7 +91,7 @@ class Examples:
         samples: how many (``None``: 256 of a task, every row of ``tokens``).
         seed, split: of the task's sample; the seed also draws resamples and intervals.
         task: a task, or the name of one, for checkpoints that name none (or to use instead of theirs).
-        task_config: settings of a task given by name.
+        task_config: settings of a task given by name; texts, such as ``"n=4"``, are read as ``--set`` is.
         tokens: int array ``[batch pos]``, or the ``.npy`` file of one, to run on in place of a task's.
         prompts: a file of prompts and answers, as ``circuits.read_prompts`` reads it, to run on in place of a task's.
         device: such as ``"cuda:1"``.
@@ -93,6 +120,11 @@ class Examples:
         chosen = [name for name in ("tokens", "prompts", "task", "split") if name in given]
         if len(chosen) > 1 and chosen[0] in ("tokens", "prompts"):
             raise UserError(f"give --{chosen[1]} or --{chosen[0]}, not both")
+        task, config = given.get("task"), given.get("task_config", {})
+        if isinstance(task, str):
+            check_task_name(task)
+        if not isinstance(config, Mapping):
+            given["task_config"] = task_config(task, config)
         asked = cls(**given)
         if asked.samples is not None and asked.samples < 1:
             raise UserError(f"--samples {asked.samples}: at least one example is needed")

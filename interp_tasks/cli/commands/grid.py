@@ -11,11 +11,12 @@ import typer
 
 from interp_tasks.checkpoints.run_files import check_free
 from interp_tasks.cli.command import CommonOptions
-from interp_tasks.cli.options import DEVICE, FORMAT, RATE
+from interp_tasks.cli.options import FORMAT, RATE
 from interp_tasks.cli.tables import print_as, print_rows, say, write_and_show
 from interp_tasks.cli.terminal import note, progress_line
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.options import DEVICE
 from interp_tasks.settings import EXECUTORS, MANY_RUNS, import_file
 from interp_tasks.texts import counted, duration, flop, one_line, size
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.cli.command import CommonOptions
-from interp_tasks.cli.options import DEVICE, FORMAT
+from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.tables import console, say, training_progress, write_and_show
 from interp_tasks.cli.terminal import note, progress_line, write_data
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.options import DEVICE
 from interp_tasks.pages import three_digits
 from interp_tasks.texts import one_line
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, read_json
 from interp_tasks.cli.command import CommonOptions
-from interp_tasks.cli.options import FORMAT, RUNS, ExampleOptions, PrintingOptions, example_options
+from interp_tasks.cli.options import FORMAT, RUNS, PrintingOptions
 from interp_tasks.cli.tables import print_rows, say, write_and_show
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.run_logs import check_run_name
+from interp_tasks.measurement.subjects import Options
 from interp_tasks.settings import check_task_name, task_config
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def checkpoints(ckpt: RUNS, common: CommonOptions, format: FORMAT = "table") -> None:
@@ -140,9 +144,9 @@ CKPT = typer.Option(
 
 def report(
     ckpt: Annotated[str, CKPT],
-    examples: ExampleOptions,
     printing: PrintingOptions,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html"),
+    **options: Unpack[Options],
 ) -> None:
     """Show a run on one page: its training curve and drop, effects and attention of its heads at each checkpoint.
 
@@ -154,7 +158,6 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out {out}: a report is a page: name a file that ends in .html")
     printing.import_tasks()
-    options = example_options(vars(examples))
     check_report(ckpt, options)
     with progress_line(printing.quiet) as progress:
         options["progress"] = progress
