@@ -31,7 +31,6 @@ from interp_tasks.measurement.heads import (
     POSITIONS,
     SCALE,
     HeadGroups,
-    check_named,
     chosen_heads,
     edit_heads,
     head_classes_held_out,
@@ -205,7 +204,7 @@ def check_groups(
 ) -> None:
     """Refuses heads that a model of these sizes lacks, and as many as it has."""
     for spec in named.values():
-        named_heads(spec, sizes)
+        named_heads(spec, sizes, "--group")
     count = sizes.n_layers * sizes.n_heads
     for option, number in (("least", least), ("random-size", random_size or 0)):
         if number >= count:
@@ -235,7 +234,6 @@ def parse_groups(groups: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
             raise UserError(f"--group {name + spec!r}: write NAME=HEADS, such as copying=0.1+2.3-5")
         if name in named or name in (ALL, EACH) or re.match(r"(layer|random) \d+$|\d+\.\d", name):
             raise UserError(f"--group {name}={spec}: there is a row of that name already; choose another")
-        check_named(spec, "--group")
         named[name] = spec
     return named
 

@@ -103,15 +103,7 @@ def head_labels(heads: Any) -> list[str]:
     for spec in [heads] if is_one else heads:
         text = spec if isinstance(spec, str) else "+".join(map(str, parse_heads(spec).heads or ()))
         labels.append(re.sub(r"\s+", "", text.lower()).replace(",", "+"))
-        if labels[-1] not in (EACH, EACH_LAYER):
-            check_named(text)
     return list(dict.fromkeys(labels))
-
-
-def check_named(spec: str, option: str = "--heads") -> None:
-    """Refuses what is neither ``all`` nor heads by their numbers."""
-    if not all(isinstance(head, Head) for head in parse_heads(spec).heads or ()):
-        raise UserError(f"{option} {spec!r}: write all, or heads such as 0.1 (layer.head)")
 
 
 def chosen_heads(labels: Sequence[str], sizes: Any, layer: int | None = None) -> dict[str, tuple[Head, ...]]:
@@ -136,9 +128,13 @@ def chosen_heads(labels: Sequence[str], sizes: Any, layer: int | None = None) ->
     return chosen
 
 
-def named_heads(spec: str, sizes: Any) -> tuple[Head, ...]:
+def named_heads(spec: str, sizes: Any, option: str = "--heads") -> tuple[Head, ...]:
     """Returns the heads that are named; ``circuits`` refuses those that a model of these sizes does not have."""
-    return tuple(head for head in parse_heads(spec).resolve(sizes) if isinstance(head, Head))
+    found = parse_heads(spec).resolve(sizes)
+    heads = tuple(head for head in found if isinstance(head, Head))
+    if len(heads) < len(found):
+        raise UserError(f"{option} {spec!r}: write all, or heads such as 0.1 (layer.head)")
+    return heads
 
 
 def select_positions(

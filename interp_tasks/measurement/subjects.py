@@ -94,6 +94,7 @@ class Examples:
         task_config: settings of a task given by name; texts, such as ``"n=4"``, are read as ``--set`` is.
         tokens: int array ``[batch pos]``, or the ``.npy`` file of one, to run on in place of a task's.
         prompts: a file of prompts and answers, as ``circuits.read_prompts`` reads it, to run on in place of a task's.
+        of_task: whether examples are a task's, and no tokens or prompts of the user's own.
         device: such as ``"cuda:1"``.
         progress: called as progress(done, total, what).
     """
@@ -105,6 +106,7 @@ class Examples:
     task_config: Mapping[str, Any] = field(default_factory=dict)
     tokens: Any = None
     prompts: str | Path | None = None
+    of_task: bool = True
     device: str = "cpu"
     progress: Progress | None = None
 
@@ -125,7 +127,7 @@ class Examples:
             check_task_name(task)
         if not isinstance(config, Mapping):
             given["task_config"] = task_config(task, config)
-        asked = cls(**given)
+        asked = cls(**given, of_task=not {"tokens", "prompts"} & given.keys())
         if asked.samples is not None and asked.samples < 1:
             raise UserError(f"--samples {asked.samples}: at least one example is needed")
         if asked.samples is not None and asked.samples >= MAX_COUNT:
@@ -141,11 +143,6 @@ class Examples:
         if asked.task_config and not isinstance(asked.task, str):
             raise UserError("--set here configures the task that --task NAME names: give --task too")
         return asked
-
-    @property
-    def of_task(self) -> bool:
-        """Whether examples are a task's, and no tokens or prompts of the user's own."""
-        return self.tokens is None and self.prompts is None
 
     def describe(self) -> dict[str, Any]:
         prompts = {} if self.prompts is None else {"prompts": str(self.prompts)}
