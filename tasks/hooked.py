@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy
 import torch
@@ -21,9 +21,6 @@ from transformer_lens.utilities import TypedModuleList, repeat_along_head_dimens
 
 from tasks.seeds import generator
 from tasks.settings import ModelSettings
-
-if TYPE_CHECKING:
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 #: Epsilon that BERT and the published model of matrix completion add to the variance.
 EPS = 1e-12
@@ -149,8 +146,6 @@ def global_randomness_untouched() -> Iterator[None]:
 
 def construct(config: HookedTransformerConfig) -> HookedTransformer:
     """Builds the model of a config, without its deprecation notice (it is pinned) or random side effects."""
-    from transformer_lens import HookedTransformer
-
     with warnings.catch_warnings(), global_randomness_untouched():
         warnings.filterwarnings("ignore", message=".*HookedTransformer.*", category=DeprecationWarning)
         if isinstance(config, PostNormConfig):
@@ -162,8 +157,6 @@ def hooked_config(
     settings: ModelSettings, n_ctx: int, d_vocab: int, d_vocab_out: int
 ) -> HookedTransformerConfig:
     """Returns the config of a model of these settings."""
-    from transformer_lens import HookedTransformerConfig
-
     described = partial(PostNormConfig, eps=EPS) if settings.norm == "post" else HookedTransformerConfig
     return described(
         n_layers=settings.n_layers,

@@ -188,14 +188,9 @@ def iterate_lines(file: Path) -> Iterator[dict[str, Any]]:
             yield parse_metrics_line(line, file, number)
 
 
-def iterate_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yields the logged lines of a run, as :func:`iterate_lines`."""
-    return iterate_lines(log_file(Path(path), METRICS_FILE))
-
-
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Returns all lines of :func:`iterate_metrics`."""
-    return list(iterate_metrics(path))
+    """Returns the logged lines of a run, as :func:`iterate_lines`."""
+    return list(iterate_lines(log_file(Path(path), METRICS_FILE)))
 
 
 def read_clock(path: str | Path) -> dict[int, float]:

@@ -364,19 +364,11 @@ def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
     says = EXPERIMENTS[experiment].says if experiment in EXPERIMENTS else {}
     each = []
     for part in config.get("parts", [config]):
-        said = [name for name, unsaid in says.items() if part.get(name) not in (None, unsaid)]
-        each.append([setting_phrase(name, part[name]) for name in said])
+        said = {name: part[name] for name, unsaid in says.items() if part.get(name) not in (None, unsaid)}
+        options = {OPTIONS.get(name, name.replace("_", "-")): value for name, value in said.items()}
+        each.append([name if value is True else f"{name} {plain(value)}" for name, value in options.items()])
         # Where it was named in place of the checkpoint's own.
         if part.get("task") is not None:
             settings = ", ".join(f"{name} {value}" for name, value in part.get("task_config", {}).items())
             each[-1].insert(0, f"task {part['task']}" + (f" ({settings})" if settings else ""))
     return [one for one in each[0] if all(one in others for others in each)]
-
-
-def setting_phrase(name: str, value: Any) -> str:
-    name = OPTIONS.get(name, name.replace("_", "-"))
-    if value is True:
-        return name
-    several = isinstance(value, (list, tuple))
-    text = ", ".join(map(str, value)) if several else f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{name} {text}"

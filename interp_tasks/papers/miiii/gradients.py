@@ -16,7 +16,7 @@ import typer
 
 from circuits.figures.layout import draw
 from circuits.figures.panels import heat
-from interp_tasks.checkpoints.run_files import iterate_metrics
+from interp_tasks.checkpoints.run_files import read_metrics
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.intervals import finite_or_nan
 from interp_tasks.measurement.result import Result, Row, experiment, numbers, tidy
@@ -70,7 +70,7 @@ def read_norms(run: Run, start: int) -> dict[str, pandas.DataFrame]:
     """
     import pandas
 
-    lines = [line for line in iterate_metrics(run.path) if LOGGED in line and line["step"] >= start]
+    lines = [line for line in read_metrics(run.path) if LOGGED in line and line["step"] >= start]
     if not lines:
         raise UserError(
             f"{run.name} logged no gradient norms from step {start} on: train with "
