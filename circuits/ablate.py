@@ -10,9 +10,10 @@ count from the end) or a boolean mask [batch pos] with a row for every example o
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -44,7 +45,6 @@ from circuits.tensors import Snapshot, parse_numbers
 from circuits.validate import (
     answers_former_names,
     is_whole,
-    made_by,
     parse_choice,
     parse_indices,
     parse_seed,
@@ -387,8 +387,8 @@ def each(
         ablate.each(ablate.uniform, heads("all", model))           # {"0.0": ..., "0.1": ..., ...}
         ablate.each(ablate.mean, ["mlp_out.0", "mlp_out.1"], reference=tokens, over="batch,pos")
 
-    Other arguments go to `make`. Items are heads, sites or layer numbers; a name is "0.1" for a head, "layer 2" for a
-    number whose edit is of sites of that layer, else the item.
+    Other arguments go to `make`. Items are heads, sites or numbers; a name is "0.1" for a head, "layer 2" for a number
+    where `make` takes layers, "seed 2" where its first argument is called seed, else the item.
     `circuits.grid` does the same over several arguments at once, by their names.
     """
     listed = grids.items_or_none(items)
@@ -396,20 +396,7 @@ def each(
         raise CircuitsError(
             f"ablate.each: give a list of items, not {items!r}; heads(spec, model) makes one of heads"
         )
-    given = list(listed)
-    values = [grids.named("layer", item)[1] for item in given]
-    made = [made_by(make, "ablate.each", (value,), arguments.items()) for value in values]
-    of_layers = all(
-        {place.site.layer for place in getattr(one, "places", ())} == {item}
-        for item, one in zip(given, made, strict=True)
-        if is_whole(item)
-    )
-    interventions: dict[str, Intervention] = {}
-    for item, one in zip(given, made, strict=True):
-        label, _ = grids.named("layer" if of_layers and is_whole(item) else "", item)
-        if label in interventions:
-            raise CircuitsError(f"ablate.each: two items are called {label!r}; they must be different")
-        interventions[label] = one
-    if not interventions:
-        raise CircuitsError("ablate.each: nothing to go over")
-    return interventions
+    if not callable(make):
+        raise CircuitsError(f"ablate.each: make is a function that returns an intervention, got {make!r}")
+    argument = next(iter(inspect.signature(make).parameters), "item")
+    return cast(dict[str, Intervention], grids.grid(make, {argument: listed}, **arguments))

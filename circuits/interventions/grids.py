@@ -66,6 +66,8 @@ _SINGULAR = {
     "features": "feature",
     "keys": "key",
 }
+# What a number is called that is all an argument is given.
+_NUMBERS = _SINGULAR | {"what": "layer", "permutation_or_seed": "seed"}
 
 
 def named(axis: str, item: Any) -> tuple[str, Any]:
@@ -75,7 +77,7 @@ def named(axis: str, item: Any) -> tuple[str, Any]:
     if isinstance(item, Head | KeyValueGroup):
         return str(item), [item]
     if is_whole(item) and axis:
-        return f"{_SINGULAR.get(axis, axis)} {item}", int(item)
+        return f"{_NUMBERS.get(axis, axis)} {item}", int(item)
     # A group: "0.1+0.2", "q+k", "position 0+position 1". A pair of numbers may be a head, and has no such name.
     several = item if isinstance(item, tuple | list) else ()
     if several and all(

@@ -232,44 +232,25 @@ class HuggingFaceBridge(Bridge):
             yield
 
     def check_angles(self, prompts: Prompts, what: str) -> None:
-        """Refuses rows that would get other rotary angles than each gets alone: those of the longest in the batch."""
-        places, lengths = prompts.extra.get("position_ids"), prompts.lengths
-        longest = lengths.max()
-        if places is not None:
-            lengths, longest = places.masked_fill(~prompts.real, 0).amax(1) + 1, places.max() + 1
-        for kind, limit in self._rotations:
-            own, given = (
-                n.clamp(min=limit, max=limit + 1 if kind == "longrope" else None) for n in (lengths, longest)
+        """Refuses prompts of unequal length where a row gets the rotary angles of the longest in the batch."""
+        if self._rotation and (prompts.padded or "position_ids" in prompts.extra):
+            raise CircuitsError(
+                f"{what}: with {self._rotation} rotary scaling a prompt gets other angles beside a longer one than "
+                "alone; run prompts of each length apart"
             )
-            if bool((own != given).any()):
-                raise CircuitsError(
-                    f"{what}: with {kind} rotary scaling a prompt of {int(lengths.min())} tokens gets other angles "
-                    f"beside one of {int(longest)} than alone (beyond {limit} positions); run them apart"
-                )
 
     @cached_property
-    def _rotations(self) -> list[tuple[str, int]]:
-        """The rotary scalings whose angles depend on the longest row of a run, each with the length up to which they
-        do not.
-        """
+    def _rotation(self) -> str | None:
+        """The rotary scaling whose angles depend on the longest row of a run."""
         config: Any = self._wrapped.config
-        scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-        found = []
-        # One for all layers, or one for each type of layer.
-        for one in [each for each in scaling.values() if isinstance(each, Mapping)] or [scaling]:
-            kind = str(one.get("rope_type", one.get("type")))
-            if "dynamic" in kind:
-                found.append((kind, int(config.max_position_embeddings)))
-            elif "short_factor" in one:
-                limit = getattr(config, "original_max_position_embeddings", None)
-                found.append(("longrope", int(limit or one["original_max_position_embeddings"])))
-        return found
+        scaling = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
+        return next((kind for kind in ("dynamic", "longrope") if kind in scaling), None)
 
     def forget_lengths(self) -> None:
         """Makes the next run compute its rotary angles anew; with dynamic scaling they would be an earlier, longer
         run's.
         """
-        for module in modules_of(self._model) if self._rotations else ():
+        for module in modules_of(self._model) if self._rotation else ():
             for name in [each for each in vars(module) if each.endswith("max_seq_len_cached")]:
                 setattr(module, name, 0)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, grid, heads, patch, transplant
+from circuits import CircuitsError, ablate, grid, heads, patch, permute
 
 
 def test_names(causal):
@@ -37,10 +37,10 @@ def test_each_names_and_refuses_doubles(causal):
     assert list(made) == ["0.1", "mlp_out.1", "layer 1", "layer 0"]
     assert made["0.1"] == ablate.zero("0.1")
     assert made["layer 1"] == ablate.zero(1)
-    with pytest.raises(CircuitsError, match=r"two items are called 'mlp_out\.1'"):
+    with pytest.raises(CircuitsError, match=r"two combinations are called 'mlp_out\.1'"):
         ablate.each(ablate.zero, ["mlp_out.1", "mlp_out.1"])
     for items, message in (
-        ([], "nothing to go over"),
+        ([], "a list of items, got 'what': \\[\\]"),
         (None, "give a list of items, not None"),
         (torch.tensor(0), r"give a list of items, not tensor\(0\)"),
     ):
@@ -48,12 +48,13 @@ def test_each_names_and_refuses_doubles(causal):
             ablate.each(ablate.zero, items)
 
 
-def test_each_calls_a_number_a_layer_only_where_it_is_one(causal):
+def test_each_calls_a_number_by_what_it_is_for(causal):
     for make, names in (
-        (lambda number: ablate.zero(f"mlp_out.{number}"), ["layer 0", "layer 1"]),
-        (lambda number: transplant.weights(causal, "qkv", layers=number), ["0", "1"]),
-        (lambda number: ablate.neurons(1, number), ["0", "1"]),
-        (lambda number: ablate.uniform("1.0", positions=number), ["0", "1"]),
+        (ablate.zero, ["layer 0", "layer 1"]),
+        (permute.positions, ["seed 0", "seed 1"]),
+        (lambda layer: ablate.zero(f"mlp_out.{layer}"), ["layer 0", "layer 1"]),
+        (lambda neurons: ablate.neurons(1, neurons), ["neuron 0", "neuron 1"]),
+        (lambda positions: ablate.uniform("1.0", positions=positions), ["position 0", "position 1"]),
     ):
         assert list(ablate.each(make, range(2))) == names
 
