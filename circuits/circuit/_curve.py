@@ -165,7 +165,7 @@ def smallest(
     below, size = 0, len(members.entries)
     while size - below > 1:
         middle = (below + size) // 2
-        kept = runs.kept(members.first(middle))
+        kept = runs.of_circuit(members.first(middle))
         enough = all(found.share[0] >= faithfulness for _, found in runs.faithfulness([kept]))
         below, size = (below, middle) if enough else (middle, size)
     return members.first(size)
@@ -185,7 +185,7 @@ def _drawn(
     inner = [size for size in _choose_curve_sizes(asked, total) if size <= len(entries) and size < total]
     shares = [measurement.share_of(entries[:size], whole) for size in inner]
     counts, share = [0, *inner, total], np.array([0.0, *shares, 1.0])
-    runs = [measurement.kept(ranking.first(size)) for size in inner]
+    runs = [measurement.of_circuit(ranking.first(size)) for size in inner]
     for metric, measured in measurement.faithfulness([measurement.source, *runs, measurement.clean]):
         points = [
             {"metric": metric, "size": size, "share": share[at], **measured.columns(at), "n": measured.n}

@@ -154,11 +154,11 @@ def _measure_faithfulness(measurement: Measurement, circuit: Circuit, random: in
     own = [(member, circuit.where[member]) for member in candidates if member in circuit.where]
     # Circuits of one size have the same controls, where all are at all positions.
     rng = np.random.default_rng([measurement.seed, 3, len(own)])
-    runs = [measurement.kept(circuit)]
+    runs = [measurement.of_circuit(circuit)]
     for _ in range(random):
         chosen = rng.choice(len(candidates), len(own), replace=False)
         drawn = {candidates[index]: at for index, (_, at) in zip(chosen, own, strict=True)}
-        runs.append(measurement.kept(Circuit.of(circuit.kind, drawn, measurement.graph)))
+        runs.append(measurement.of_circuit(Circuit.of(circuit.kind, drawn, measurement.graph)))
     share = measurement.share_of(own, len(candidates))
     for metric, measured in measurement.faithfulness(runs):
         kept, others = measured.share[0], measured.share[1:]
@@ -181,7 +181,8 @@ def _measure_completeness(measurement: Measurement, circuit: Circuit, subsets: i
         chosen[rng.integers(len(members))] = True
         where = dict(one for one, out in zip(members, chosen, strict=True) if out)
         removed.append(Circuit.of(circuit.kind, where, measurement.graph))
-    runs = [run for part in removed for run in (measurement.kept(circuit - part), measurement.without(part))]
+    measure = measurement.of_circuit
+    runs = [run for part in removed for run in (measure(circuit - part), measure(part, keep=False))]
     for metric, measured in measurement.faithfulness(runs):
         for at, part in enumerate(removed):
             (own, of_model), drawn = measured.share[2 * at :][:2], measured.drawn[:, 2 * at :]
@@ -197,7 +198,7 @@ def _measure_minimality(measurement: Measurement, circuit: Circuit, flips: int) 
         Circuit.of(circuit.kind, {one: where[one] for one in where if one != member}, measurement.graph)
         for member in where
     ]
-    runs = [measurement.kept(one) for one in (circuit, *rests)]
+    runs = [measurement.of_circuit(one) for one in (circuit, *rests)]
     for metric, measured in measurement.faithfulness(runs) if rests else ():
         p_values = sign_flip(*stacked(runs, metric), measurement.seed, flips)[1:]
         tests = zip(circuit, p_values, holm(p_values), strict=True)

@@ -241,15 +241,8 @@ class Measurement:
         """Returns the share of `of` members that these are; a member at some positions counts by its share of them."""
         return sum(at.count_positions(self.positions) for _, at in members) / (of * self.positions)
 
-    def kept(self, circuit: Circuit) -> PerExample:
-        """Returns the metric's sums and counts per example where a circuit is kept."""
-        return self._of(circuit, True)
-
-    def without(self, circuit: Circuit) -> PerExample:
-        """Returns the same where a circuit is cut, and all else kept."""
-        return self._of(circuit, False)
-
-    def _of(self, circuit: Circuit, keep: bool) -> PerExample:
+    def of_circuit(self, circuit: Circuit, keep: bool = True) -> PerExample:
+        """Returns the metric's sums and counts per example where a circuit is kept; or cut, and all else kept."""
         if (circuit, keep) not in self._known:
             candidates = self.candidates(circuit.kind)
             present = {member: at for member, at in circuit.members if member in candidates}

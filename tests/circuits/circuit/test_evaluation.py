@@ -183,8 +183,10 @@ def test_minimality_is_what_a_member_adds_to_the_rest(model, tokens, other_token
 def test_controls_are_random_circuits_of_what_can_matter_as_large_and_at_as_many_positions(
     model, tokens, other_tokens, monkeypatch
 ):
-    asked, kept = [], _measurement.Measurement.kept
-    monkeypatch.setattr(_measurement.Measurement, "kept", lambda self, c: asked.append(c) or kept(self, c))
+    asked, kept = [], _measurement.Measurement.of_circuit
+    monkeypatch.setattr(
+        _measurement.Measurement, "of_circuit", lambda self, c: asked.append(c) or kept(self, c)
+    )
     full, chain = circuit.full(model), circuit.edges(CHAIN)
     positions = [name for name in full if name.startswith("pos_embed")]
     given = {"edges": chain | circuit.edges(positions), "full": full}
