@@ -89,6 +89,10 @@ class Node(NamedTuple):
         return Site(self.site, self.layer).hook()
 
     @property
+    def node(self) -> str:
+        return str(self)
+
+    @property
     def sort_key(self) -> tuple[int, str, int]:
         return self.stage, self.site, self.head or 0
 
@@ -122,6 +126,11 @@ class Input(NamedTuple):
         if self.site == "mlp_pre":
             return f"mlp{self.layer}"
         return "output" if self.layer is None else f"{self.layer}.{'k' if self.grouped else ''}{self.head}"
+
+    @property
+    def name(self) -> str:
+        """Returns what it is to the component: q, k, v, MLP or output."""
+        return {"mlp_pre": "MLP", "resid_post": "output"}.get(self.site, self.site)
 
     def __str__(self) -> str:
         return self.node if self.head is None else f"{self.node}.{self.site}"

@@ -227,7 +227,14 @@ class Circuit:
         """
         from circuits.figures.circuit_graph import circuit_figure
 
-        return circuit_figure(self.frame, self.kind)
+        members = [member for member, _ in self.members]
+        ends = {end.node: end for one in members for end in (one if isinstance(one, Edge) else (one,))}
+        # Key-value groups stand behind heads.
+        nodes = sorted(ends, key=lambda name: (".k" in name, ends[name].head or 0, name))
+        receivers = [one.receiver for one in members if isinstance(one, Edge)]
+        of_edges = {"node": [one.node for one in receivers], "input": [one.name for one in receivers]}
+        frame = self.frame.assign(**of_edges) if receivers else self.frame
+        return circuit_figure(frame, {name: ends[name].stage for name in nodes})
 
     def write(self, path: str | PathLike[str]) -> None:
         """Writes the circuit as JSON, which `circuit.read` reads."""

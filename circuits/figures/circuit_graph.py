@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,21 +36,20 @@ class _NodePosition(NamedTuple):
     y: float
 
 
-def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
+def circuit_figure(frame: pd.DataFrame, stages: Mapping[str, int]) -> Any:
     """Draws the members of a circuit, embeddings below and the output on top.
 
     Args:
-        frame: a row per member: name, positions, metric, estimate and effect, and of edges sender and receiver.
-        kind: "nodes" or "edges".
+        frame: a row per member: name, positions, metric, estimate and effect; of edges also sender, node, the one that
+            receives, and input, one of `INPUTS`.
+        stages: by node, its place in the order of computation; nodes of one stage stand side by side.
     """
     from plotly import graph_objects
 
-    figure, title = (
-        graph_objects.Figure(),
-        f"A circuit of {len(frame)} {kind if len(frame) != 1 else kind[:-1]}",
-    )
-    if kind == "nodes":
-        places = _place_nodes(frame["name"])
+    figure, kind = graph_objects.Figure(), "edge" if "sender" in frame else "node"
+    title = f"A circuit of {len(frame)} {kind}{'s' * (len(frame) != 1)}"
+    if kind == "node":
+        places = _place_nodes(stages)
         _add_nodes(figure, places, {row["name"]: _format_hover_text(row) for row in frame.to_dict("records")})
         return _lay_out_figure(figure, places, title, "Hover for what is known of a node.")
     size = frame["effect"].abs().fillna(frame["estimate"].abs())
@@ -59,17 +57,16 @@ def circuit_figure(frame: pd.DataFrame, kind: str) -> Any:
     order = np.argsort(-size.fillna(0).to_numpy(), kind="stable")[:DRAWN]
     rows = frame.assign(size=size.fillna(0)).iloc[np.sort(order)].to_dict("records")
     largest = float(size.max()) if size.notna().any() else 0.0
-    places = _place_nodes(
-        {row["sender"] for row in rows} | {_get_receiving_node(row["receiver"]) for row in rows}
-    )
+    drawn = {row[end] for row in rows for end in ("sender", "node")}
+    places = _place_nodes({name: stage for name, stage in stages.items() if name in drawn})
     # The key has lines of its own: those of edges are faded.
-    ended = {_input(row["receiver"]) for row in rows}
-    for group in (group for group in INPUTS if group in ended):
-        _add_line(figure, [None], [None], group, _KEY)
+    for group in INPUTS:
+        if any(row["input"] == group for row in rows):
+            _add_line(figure, [None], [None], group, _KEY)
     for row in rows:
-        group, hover = _input(row["receiver"]), _format_hover_text(row)
+        group, hover = row["input"], _format_hover_text(row)
         width = _NARROWEST + (_WIDEST - _NARROWEST) * (row["size"] / largest if largest else 0.0)
-        xs, ys = _curve(places[row["sender"]], places[_get_receiving_node(row["receiver"])], group, places)
+        xs, ys = _curve(places[row["sender"]], places[row["node"]], group, places)
         known = {"text": [hover] * len(xs), "hovertemplate": "%{text}<extra></extra>"}
         _add_line(figure, xs, ys, group, width, showlegend=False, opacity=SHOWN, **known)
     _add_nodes(figure, places, {name: name for name in places})
@@ -123,42 +120,14 @@ def _lay_out_figure(figure: Any, places: dict[str, _NodePosition], title: str, s
     return titled(figure, title, subtitle)
 
 
-def _place_nodes(names: Any) -> dict[str, _NodePosition]:
+def _place_nodes(stages: Mapping[str, int]) -> dict[str, _NodePosition]:
     """Returns where nodes are drawn, by name and from below: the rows that are there stand close together."""
-    by_row: dict[tuple[float, ...], list[str]] = {}
-    for name in names:
-        by_row.setdefault(_row(name), []).append(name)
     places: dict[str, _NodePosition] = {}
-    for height, row in enumerate(sorted(by_row)):
-        members = sorted(set(by_row[row]), key=_get_node_order)
-        for index, name in enumerate(members):
-            places[name] = _NodePosition(index - (len(members) - 1) / 2, float(height))
+    for height, stage in enumerate(sorted(set(stages.values()))):
+        row = [name for name in stages if stages[name] == stage]
+        for index, name in enumerate(row):
+            places[name] = _NodePosition(index - (len(row) - 1) / 2, float(height))
     return places
-
-
-def _row(name: str) -> tuple[float, ...]:
-    if name in ("embed", "pos_embed"):
-        return (-1.0,)
-    if name == "output":
-        return (float("inf"),)
-    return (float(name[3:]), 1.0) if name.startswith("mlp") else (float(name.partition(".")[0]), 0.0)
-
-
-def _get_node_order(name: str) -> tuple[bool, int, str]:
-    """Returns what orders nodes within a row: heads by their number, key-value groups behind them."""
-    last = name.rpartition(".")[2]
-    return last.startswith("k"), int(re.sub(r"\D", "", last) or 0), name
-
-
-def _get_receiving_node(receiver: str) -> str:
-    """Returns the node that an input belongs to: "1.3" of "1.3.q"."""
-    return re.sub(r"\.[qkv]$", "", receiver)
-
-
-def _input(receiver: str) -> str:
-    if receiver == "output":
-        return "output"
-    return receiver[-1] if _get_receiving_node(receiver) != receiver else "MLP"
 
 
 def _curve(
