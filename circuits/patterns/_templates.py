@@ -21,7 +21,7 @@ from circuits.interventions.edits import parse_keys
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike, TokensLike
 from circuits.tensors import as_dense_tensor, select_positions
-from circuits.validate import index_by_text, is_whole
+from circuits.validate import index_by_text, is_whole, parse_inputs
 
 
 def identity(length: int | TokensLike) -> Bool[Tensor, "query key"]:
@@ -72,14 +72,13 @@ def marked(mask: ArrayLike) -> Bool[Tensor, "batch query key"]:
 
 def duplicate(tokens: TokensLike) -> Bool[Tensor, "batch query key"]:
     """Marks the earlier positions with the query's token, where a duplicate token head looks."""
-    ids = _ids(tokens, "duplicate")
+    ids = parse_inputs(tokens, "patterns: tokens").cpu()
     return (ids[:, :, None] == ids[:, None, :]).tril(-1)
 
 
 def induction(tokens: TokensLike) -> Bool[Tensor, "batch query key"]:
     """Marks the positions right after an earlier one with the query's token, where an induction head looks."""
-    ids = _ids(tokens, "induction")
-    return torch.nn.functional.pad(duplicate(ids)[:, :, :-1], (1, 0))
+    return torch.nn.functional.pad(duplicate(tokens)[:, :, :-1], (1, 0))
 
 
 def parse_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
@@ -121,13 +120,6 @@ def _check(name: str, template: Any, batch: int, length: int) -> None:
         raise CircuitsError(
             f"template {name!r}: expected bool {[length, length]} or {[batch, length, length]}, got {_shown(template)}"
         )
-
-
-def _ids(tokens: Any, caller: str) -> Tensor:
-    ids = as_dense_tensor(tokens, f"patterns.{caller}")
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or ids.is_complex():
-        raise CircuitsError(f"patterns.{caller}: expected token ids [batch pos], got {_shown(ids)}")
-    return ids.cpu()
 
 
 def _whole(number: Any, least: int) -> int:
