@@ -61,15 +61,14 @@ def curve(
     y: str = "value",
     log_x: bool = False,
     log_y: bool = False,
-    bars: bool = False,
     **panel: Any,
 ) -> Panel:
-    """Returns a line per series, with a band of its bounds; with `bars`, or of one point, with an interval at each."""
+    """Returns a line per series, with a band of its bounds; of one point, with an interval."""
     traces: list[dict[str, Any]] = []
     for index, (name, one) in enumerate(series.items()):
         colour, symbol, dash = _choose_series_style(one, index)
         # A band of one point has no width.
-        each = bars or len(one.x) == 1
+        each = len(one.x) == 1
         if one.low is not None and one.high is not None and not each:
             band: dict[str, Any] = {
                 "x": [*one.x, *reversed([*one.x])],
@@ -98,29 +97,24 @@ def points(
     x: str = "",
     y: str = "value",
     log_y: bool = False,
+    categories: bool = True,
     **panel: Any,
 ) -> Panel:
-    """Returns a mark per category and series, side by side, with intervals; `draw` needs `scattermode="group"`."""
-    traces = [
-        _make_marker_trace(name, one, index, x, size=9) | {"offsetgroup": name, "cliponaxis": False}
-        for index, (name, one) in enumerate(series.items())
-    ]
-    down = {"title": {"text": y}} | (LOG if log_y else {})
-    return Panel(traces, title, {"type": "category", "title": {"text": x}}, down, **panel)
-
-
-def scatter(
-    series: Mapping[str, Series], title: str = "", *, x: str = "", y: str = "", **panel: Any
-) -> Panel:
-    """Returns a mark per point."""
-    traces = [_make_marker_trace(name, one, index, x) for index, (name, one) in enumerate(series.items())]
-    return Panel(traces, title, {"title": {"text": x}}, {"title": {"text": y}}, **panel)
-
-
-def _make_marker_trace(name: str, one: Series, index: int, across: str, size: int = 8) -> dict[str, Any]:
-    colour, symbol, _ = _choose_series_style(one, index)
-    style = {"mode": "markers", "marker": {"symbol": symbol, "size": size, "color": colour}}
-    return _trace(name, one, {"type": "scatter", **style}, across, True)
+    """Returns a mark per point, with intervals; at a category those of all series side by side, for which `draw` needs
+    `scattermode="group"`.
+    """
+    traces: list[dict[str, Any]] = []
+    for index, (name, one) in enumerate(series.items()):
+        colour, symbol, _ = _choose_series_style(one, index)
+        style = {
+            "type": "scatter",
+            "mode": "markers",
+            "marker": {"symbol": symbol, "size": 8, "color": colour},
+        }
+        style |= {"offsetgroup": name, "cliponaxis": False} if categories else {}
+        traces.append(_trace(name, one, style, x, True))
+    across = {"title": {"text": x}} | ({"type": "category"} if categories else {})
+    return Panel(traces, title, across, {"title": {"text": y}} | (LOG if log_y else {}), **panel)
 
 
 def bars(
@@ -148,7 +142,6 @@ def spectrum(
     title: str = "",
     *,
     x: str = "frequency",
-    y: str = "share of variance (%)",
     noise: Sequence[float] | None = None,
     **panel: Any,
 ) -> Panel:
@@ -161,7 +154,7 @@ def spectrum(
         values = [named[index] for index in chosen], [float(shares[index]) for index in chosen]
         series["key frequency" if key else "other"] = Series(*values)
     category = {"type": "category", "categoryorder": "array", "categoryarray": named, "nticks": 10}
-    drawn = bars(series, title, x=x, y=y, x_axis={} if whole else category, **panel)
+    drawn = bars(series, title, x=x, y="share of variance (%)", x_axis={} if whole else category, **panel)
     # Each frequency has one bar, key or not.
     traces = [trace | {"offsetgroup": "all"} for trace in drawn.traces]
     if noise is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.figures.layout import draw, mark, spelled
-from circuits.figures.panels import Series, bars, curve, heat, points, rows_to_series, scatter, spectrum
+from circuits.figures.panels import Series, bars, curve, heat, points, rows_to_series, spectrum
 
 GREY = {"dash": "dash", "color": "#808080", "width": 1.5}
 #: How the controls of a probe are drawn.
@@ -244,7 +244,7 @@ def screening_figure(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
         series = {"equal": Series(ends, ends, style=diagonal)}
         series["measured"] = rows_to_series(rows, "estimate", "effect", hover=hover, look=0)
         axes: dict[str, Any] = {"x": f"estimated effect on {metric}", "y": "exact effect"}
-        panels.append(scatter(series, metric, height=320, width=300, **axes))
+        panels.append(points(series, metric, height=320, width=300, categories=False, **axes))
     subtitle = (
         "A point per patch that was measured, with 95% intervals over examples; dashed: where both agree."
     )

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from circuits.figures.layout import SEQUENTIAL, Panel, draw
-from circuits.figures.panels import rows_to_series, scatter
+from circuits.figures.panels import points as marks
+from circuits.figures.panels import rows_to_series
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import WEIGHTS, Tables, untrained_tables
 from interp_tasks.measurement.result import Result, Row, experiment, measure
@@ -128,7 +129,7 @@ def embedding_panels(ref: str, table: pandas.DataFrame) -> Iterator[Panel]:
             )
             for name, part in parts
         }
-        yield scatter(series, title, x=across, y=up, height=320)
+        yield marks(series, title, x=across, y=up, height=320, categories=False)
 
 
 def figures(result: Result) -> list[Figure]:

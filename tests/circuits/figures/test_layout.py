@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from circuits.figures.layout import BAR, NARROWEST, draw, least_width
-from circuits.figures.panels import Series, bars, curve, heat, points, scatter, spectrum
+from circuits.figures.panels import Series, bars, curve, heat, points, spectrum
 
 
 def panels():
@@ -14,7 +14,7 @@ def panels():
         curve(one, "curve"),
         points({"b": Series(["p", "q"], [1.0, 2.0])}, "points"),
         bars({"b": Series(["p", "q"], [1.0, 2.0])}, "bars"),
-        scatter({"c": Series([1.0], [2.0])}, "scatter"),
+        points({"c": Series([1.0], [2.0])}, "scatter", categories=False),
         spectrum([1, 2, 3], [1.0, 2.0, 3.0], [2], "spectrum", noise=[1.0, 1.0, 1.0]),
         heat(np.eye(3), "map", signed=True),
     ]

@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 from circuits.figures.layout import draw
-from circuits.figures.panels import Series, bars, curve, heat, points, scatter, spectrum
+from circuits.figures.panels import Series, bars, curve, heat, points, spectrum
 from interp_tasks.pages import Figure, Page, Table, Text, stepped
 
 sync_api = pytest.importorskip(
@@ -31,7 +31,7 @@ def written(tmp_path_factory):
         curve(runs),
         points({ref: Series(REFS, [1.0, 2, 3, 4]) for ref in REFS}),
         bars(runs),
-        scatter(runs),
+        points(runs, categories=False),
     ]
     steps = {f"step {step}": draw([heat([[step, 2.0]], f"error {step}")]) for step in (0, 5)}
     table = pandas.DataFrame(
