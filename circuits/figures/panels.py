@@ -106,11 +106,8 @@ def points(
     traces: list[dict[str, Any]] = []
     for index, (name, one) in enumerate(series.items()):
         colour, symbol, _ = _choose_series_style(one, index)
-        style = {
-            "type": "scatter",
-            "mode": "markers",
-            "marker": {"symbol": symbol, "size": 8, "color": colour},
-        }
+        style: dict[str, Any] = {"type": "scatter", "mode": "markers"}
+        style |= {"marker": {"symbol": symbol, "size": 8, "color": colour}}
         style |= {"offsetgroup": name, "cliponaxis": False} if categories else {}
         traces.append(_trace(name, one, style, x, True))
     across = {"title": {"text": x}} | ({"type": "category"} if categories else {})
