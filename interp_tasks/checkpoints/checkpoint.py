@@ -286,13 +286,18 @@ def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Chec
             f"{ref} names {len(resolved)} checkpoints ({resolved[0].ref} ... {resolved[-1].ref}): "
             "name one, or iterate over load_checkpoints"
         )
-    return load_resolved(resolved[0], device)
+    return _loaded(resolved[0], device)
 
 
 def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Iterator[Checkpoint]:
     """Returns the checkpoints that a REF names, each loaded when it is reached; the REF itself is checked at once."""
     resolved = resolve(ref)
-    return (load_resolved(each, device) for each in resolved)
+    return (_loaded(each, device) for each in resolved)
+
+
+def _loaded(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoint:
+    model, run = load_model(resolved, device), resolved.run_name
+    return Checkpoint(model, resolved.task, resolved.step, resolved.meta, resolved.ref, resolved.path, run)
 
 
 def read_tensors(file: Path, noun: str, expected: Any) -> dict[str, Tensor]:
@@ -356,8 +361,8 @@ def fill_parameters(model: HookedTransformer, tensors: Mapping[str, Tensor], fil
             parameter.copy_(tensors[name])
 
 
-def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoint:
-    """Loads a checkpoint onto a device: its files checked, its model built and filled, its task made."""
+def load_model(resolved: ResolvedCheckpoint, device: str | torch.device) -> HookedTransformer:
+    """Returns the model of a checkpoint on a device: its files checked, and that it fits the task it names."""
     check_device(device)
     folder, meta = resolved.path, resolved.meta
     if meta["step"] != resolved.step:
@@ -372,13 +377,12 @@ def load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> C
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)
     model.to(torch.device(device), print_details=False)
-    task = resolved.task
     try:
-        if task is not None:
-            task.check_model(model)
+        if resolved.task is not None:
+            resolved.task.check_model(model)
     except TaskError as error:
         raise UserError(f"{folder / META_FILE}: {error}") from None
-    return Checkpoint(model, task, resolved.step, meta, resolved.ref, folder, resolved.run_name)
+    return model
 
 
 def give_tokenizer(model: HookedTransformer, run: Path | None) -> None:

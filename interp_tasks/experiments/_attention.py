@@ -28,7 +28,7 @@ from interp_tasks.measurement.heads import (
     scored_positions,
 )
 from interp_tasks.measurement.options import parse_positions
-from interp_tasks.measurement.result import Measured, Result, Row, experiment, measure, numbers, value_text
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, value_text
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
 from interp_tasks.pages import Column, Figure
 
@@ -100,11 +100,11 @@ def attention(
     maps: dict[str, Maps] = {}
     classes: dict[str, Classes] = {}
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> pandas.DataFrame:
         found = classify_heads(mask_subject_examples(subject, mask), names, at, moves)
         ref = str(subject.labels["ref"])
         maps[ref], classes[ref] = patterns.attention(subject.model, found.recorded), found.classes
-        return Measured(table(found))
+        return table(found)
 
     def check(subject: LoadedCheckpoint) -> None:
         subject = mask_subject_examples(subject, mask)

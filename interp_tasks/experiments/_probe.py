@@ -21,7 +21,7 @@ from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import split_into_passes
 from interp_tasks.measurement.options import check_layer, layer_of
-from interp_tasks.measurement.result import Measured, Result, experiment, measure, value_text
+from interp_tasks.measurement.result import Result, experiment, measure, value_text
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs, check_has_task
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Column, Figure, signed
@@ -56,7 +56,7 @@ def lens(refs: Refs, **options: Unpack[Options]) -> Result:
     return measure("lens", refs, options, measure_checkpoint, config={}, notes=NOTES)
 
 
-def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+def measure_checkpoint(subject: LoadedCheckpoint) -> pandas.DataFrame:
     """Returns the rows of one checkpoint."""
     from circuits import compare
     from circuits import lens as through
@@ -84,7 +84,7 @@ def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
             yield seen.output, outputs
 
     metric = None if subject.task is None else subject.task.metrics
-    return Measured(compare(parts(), metric, subject.batch, columns, subject.seed).frame)
+    return compare(parts(), metric, subject.batch, columns, subject.seed).frame
 
 
 def component(name: str) -> tuple[str, dict[str, Any]]:
@@ -157,9 +157,9 @@ def probe(
         for site in places:
             check_layer(f"--site {site}", layer_of(site), sizes, name)
 
-    def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
+    def measure_checkpoint(subject: LoadedCheckpoint) -> pandas.DataFrame:
         table = tables[str(subject.labels["ref"])] = fit(subject, places, names, test, untrained)
-        return Measured(tidy_rows(table, untrained=untrained))
+        return tidy_rows(table, untrained=untrained)
 
     config = {"sites": places, "targets": names, "held_out": test, "untrained": untrained}
     checks: Any = {"check_sizes": check_sizes, "check": lambda subject: chosen_targets(subject, names)}

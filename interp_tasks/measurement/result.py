@@ -433,7 +433,7 @@ INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with th
 
 @dataclass(frozen=True)
 class Measured:
-    """The rows that were measured at one checkpoint.
+    """The rows of a sweep at one checkpoint.
 
     Attributes:
         frame: rows of ``circuits``' table, with the column ``intervention`` as people read it.
@@ -448,7 +448,7 @@ def measure(
     experiment: str,
     refs: Refs,
     options: Options,
-    measure_checkpoint: Callable[[LoadedCheckpoint], Measured | Sequence[Row]],
+    measure_checkpoint: Callable[[LoadedCheckpoint], Measured | pandas.DataFrame | Sequence[Row]],
     *,
     config: Mapping[str, Any],
     notes: Sequence[str] = (),

@@ -296,9 +296,9 @@ def resolve_sources(
 @lru_cache(maxsize=1)
 def source_model(source: ResolvedCheckpoint, device: str) -> Any:
     """Returns the model of a checkpoint that weights or activations come from; the last one is kept."""
-    from interp_tasks.checkpoints.checkpoint import load_resolved
+    from interp_tasks.checkpoints.checkpoint import load_model
 
-    return load_resolved(source, device).model
+    return load_model(source, device)
 
 
 def subjects(
@@ -326,7 +326,7 @@ def subjects(
         for each in unloaded:
             with prefix_error_messages(each.stored.label):
                 check(each)
-    from interp_tasks.checkpoints.checkpoint import load_resolved
+    from interp_tasks.checkpoints.checkpoint import load_model
 
     place, last, model = {each.path: at for at, each in enumerate(found)}, None, None
     for each in unloaded:
@@ -334,7 +334,7 @@ def subjects(
             if examples.progress is not None:
                 examples.progress(place[each.stored.path], len(found), each.stored.label)
             last, model = each.stored, None
-            model = load_resolved(each.stored, examples.device).model
+            model = load_model(each.stored, examples.device)
             if own_task is not None:
                 own_task.check_model(model)
         yield replace(each, model=model)

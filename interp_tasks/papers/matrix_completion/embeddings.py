@@ -65,7 +65,7 @@ def embeddings(
         options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples,
             permutations, t-SNE and the untrained model.
     """
-    from interp_tasks.checkpoints.checkpoint import load_resolved
+    from interp_tasks.checkpoints.checkpoint import load_model
     from interp_tasks.papers.matrix_completion import arrangement
 
     if largest is not None and not 0 < largest < 1e9:
@@ -81,7 +81,7 @@ def embeddings(
         run, task = get_run_name(subject), subject.task
         assert task is not None
         if run in last and run not in ends:
-            ends[run] = Tables.of(load_resolved(last[run], options.get("device", "cpu")).model)
+            ends[run] = Tables.of(load_model(last[run], options.get("device", "cpu")))
         values, axes = arrangement.values_of(task, largest), arrangement.grid_sizes(task)
         tables, other = Tables.of(subject.model), untrained_tables(subject)
         points = drawn.setdefault(str(subject.labels["ref"]), [])

@@ -60,7 +60,7 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         refs: REFs of checkpoints of one or several runs, such as ``RUN@all``; at least four of each.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
     """
-    from interp_tasks.checkpoints.checkpoint import load_resolved
+    from interp_tasks.checkpoints.checkpoint import load_model
 
     check_has_task("order", options)
     found = resolve_refs(refs, Examples.of(options))
@@ -74,7 +74,7 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         run, part = get_run_name(subject), str(subject.labels["ref"]).removeprefix(subject.stored.label)
         own, last = curves.setdefault((run, part), {}), runs[run][-1]
         if run not in ends:
-            ends[run] = Tables.of(load_resolved(last, options.get("device", "cpu")).model)
+            ends[run] = Tables.of(load_model(last, options.get("device", "cpu")))
         rows = []
         for name, (kind, values) in quantities(subject, ends[run]).items():
             own.setdefault(name, {})[subject.stored.step] = values

@@ -182,7 +182,7 @@ BEFORE_LOADING = {
 @pytest.mark.parametrize("line", [*QUICK, *BEFORE_LOADING], ids=lambda line: line[:60])
 def test_a_mistake_is_one_line_and_exit_2(root, monkeypatch, capsys, line):
     monkeypatch.chdir(root)
-    monkeypatch.setattr("interp_tasks.checkpoints.checkpoint.load_resolved", None)
+    monkeypatch.setattr("interp_tasks.checkpoints.checkpoint.load_model", None)
     before = {each for each in root.iterdir() if each.name != "__pycache__"}
     code = main(shlex.split(line))
     out, err = capsys.readouterr()
