@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -22,7 +22,7 @@ import typer
 from circuits.circuit import read
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import check_choice, check_draws
+from interp_tasks.measurement.options import check_choice, check_draws, parse_spans
 from interp_tasks.measurement.result import Result, Row, experiment, filled, measure, numbers, value_text
 from interp_tasks.measurement.subjects import (
     Examples,
@@ -79,6 +79,7 @@ SOURCE = typer.Option("--source", metavar="SOURCE", help=SOURCE_HELP, show_defau
 METRIC = typer.Option("--metric", metavar="NAME", help="What is to be faithful.", show_default="the task's")
 KIND = typer.Option("--kind", metavar="KIND", help="edges or nodes.")
 METHOD = typer.Option("--method", metavar="METHOD", help="Ranking: gradient, integrated or exact.")
+SPANS = typer.Option("--spans", metavar="NAME=0,1;...", help="Find each edge at named positions alone.")
 RANK = typer.Option("--rank", metavar="RANK", help="By the mean effect, or by the mean size of effects.")
 FAITHFULNESS_OPTION = typer.Option("--faithfulness", metavar="SHARE", help="What the circuit has at least.")
 RANDOM = typer.Option("--random", help="Random circuits of its size to compare with.")
@@ -97,6 +98,7 @@ def circuit(
     metric: Annotated[str | None, METRIC] = None,
     kind: Annotated[str, KIND] = "edges",
     method: Annotated[str, METHOD] = "integrated",
+    spans: Annotated[str | Mapping[str, Iterable[int]] | None, SPANS, str | None] = None,
     rank: Annotated[str, RANK] = "mean",
     faithfulness: Annotated[float, FAITHFULNESS_OPTION] = 0.9,
     random: Annotated[int, RANDOM] = 99,
@@ -118,6 +120,8 @@ def circuit(
             first that has one ranks.
         kind: ``"edges"`` or ``"nodes"``.
         method: what ranks members: effects by ``"gradient"`` or ``"integrated"`` gradients, or ``"exact"`` ones.
+        spans: positions by name, counted in each prompt's own tokens (``"noun=6,7;verb=8"``, or a dict): each edge is
+            ranked, and kept, at each of them alone. Default: at all positions.
         rank: by the size of the ``"mean"`` effect over examples, or by their mean ``"size"``, where signs differ.
         faithfulness: what the circuit has at least, on the half it is found on.
         random: how many random circuits of its size.
@@ -128,7 +132,7 @@ def circuit(
     """
     kept = None if keep is None else read(keep)
     kind = kept.kind if kept else kind
-    search = Search(source, metric, kind, method, rank, faithfulness, random, curve, kept)
+    search = Search(source, metric, kind, method, parse_spans(spans), rank, faithfulness, random, curve, kept)
     examples = Examples.of(options)
     found = resolve_refs(refs, examples)
     if write is not None:
@@ -154,6 +158,7 @@ class Search:
     metric: str | None = None
     kind: str = "edges"
     method: str = "integrated"
+    spans: Mapping[str, Iterable[int]] = field(default_factory=dict)
     rank: str = "mean"
     faithfulness: float = 0.9
     random: int = 99
@@ -165,6 +170,10 @@ class Search:
         check_choice("--kind", self.kind, ("edges", "nodes"))
         check_choice("--method", self.method, ("gradient", "integrated", "exact"))
         check_choice("--rank", self.rank, ("mean", "size"))
+        if self.spans and (self.kind == "nodes" or self.keep is not None):
+            raise UserError(
+                "--spans: it is edges that are found at positions; leave out --kind nodes and --keep"
+            )
         if not 0 < self.faithfulness <= 1:
             raise UserError(f"--faithfulness {self.faithfulness:g}: above 0 and at most 1")
         check_draws(self.random, "--random")
@@ -177,6 +186,11 @@ class Search:
                 f"give --samples {FEWEST} or more"
             )
         source_batch(subject, self.source, SOURCES)
+
+    def size_of(self, circuit: Circuit) -> int:
+        """Returns how many members a circuit has; at named positions each counts once for each."""
+        at = [positions for _, (positions, _) in circuit.members]
+        return sum({*span} <= one for one in at for span in self.spans.values()) if self.spans else len(at)
 
     @property
     def how(self) -> str:
@@ -259,7 +273,7 @@ def metrics_of(subject: LoadedCheckpoint, metric: str | None) -> tuple[str | Non
 
 class FoundCircuit(NamedTuple):
     """The circuit of one checkpoint, ``None`` where clean and source run do not differ, the metric, the table's rows,
-    the curve where it was measured, and what the ranking may miss.
+    the curve where it was measured, what the ranking may miss, and the effects that are known, by name of the member.
     """
 
     circuit: Circuit | None
@@ -267,6 +281,7 @@ class FoundCircuit(NamedTuple):
     rows: Sequence[Row]
     curve: Curve | None = None
     notes: Sequence[str] = ()
+    effects: pandas.DataFrame | None = None
 
 
 def find_circuit(subject: LoadedCheckpoint, search: Search) -> FoundCircuit:
@@ -289,6 +304,7 @@ def find_circuit(subject: LoadedCheckpoint, search: Search) -> FoundCircuit:
     gap = tested(empty, 0, finding).baseline.iloc[0]
     # Where a source is of the run's length, position embeddings are the same in both runs.
     total = sum(not name.startswith("pos_embed") for name in circuits.full(model, search.kind))
+    total *= len(search.spans) or 1
     metric = str(gap["metric"])
     if not (gap["gap_ci_low"] > 0 or gap["gap_ci_high"] < 0):
         return FoundCircuit(None, metric, circuit_rows(tested(empty, 0), total, search, None))
@@ -298,10 +314,11 @@ def find_circuit(subject: LoadedCheckpoint, search: Search) -> FoundCircuit:
     of_kind = patch.edges if search.kind == "edges" else patch.screen
     options: dict[str, Any] = {"exact": "all" if search.method == "exact" else MEASURED, "rank": search.rank}
     options["method"] = "gradient" if search.method == "gradient" else "integrated"
+    options |= {"spans": search.spans} if search.spans else {}
     screened = of_kind(model, base, source, rank, batch=batch, seed=seed, **options)
     ranking, curve = screened.ranking(by=search.ranked_by), None
     least = circuits.smallest(model, ranking, base, source, test, search.faithfulness, batch=batch)
-    circuit = screened.top(len(least), by=search.ranked_by)
+    circuit = screened.top(search.size_of(least), by=search.ranked_by)
     on_finding_half = float(tested(circuit, 0, finding).frame["faithfulness"].iloc[0])
     if search.curve:
         order = np.random.default_rng([seed, 5]).permutation(len(ranking))
@@ -309,7 +326,13 @@ def find_circuit(subject: LoadedCheckpoint, search: Search) -> FoundCircuit:
         curve = circuits.curve(model, rankings, *testing[:2], test, batch=testing[2], seed=seed)
     rows = circuit_rows(tested(circuit, search.random), total, search, circuit, on_finding_half)
     rows += curve_rows(curve, search.method) if curve is not None else []
-    return FoundCircuit(circuit, metric, rows, curve, screened.notes)
+    notes = list(screened.notes)
+    if on_finding_half < search.faithfulness:
+        notes.append(
+            f"At these positions all edges together have {on_finding_half:.3f} on the half that finds."
+        )
+    effects = screened.frame.set_index("variant") if search.spans else circuit.frame.set_index("name")
+    return FoundCircuit(circuit, metric, rows, curve, notes, effects)
 
 
 def single_metric(task: Any, name: str) -> Callable[[Any, Any], dict[str, Metric]]:
@@ -337,7 +360,7 @@ def circuit_rows(
     if circuit is None:
         return [size, gap, value]
     rows = [
-        {**size, "value": float(row["size"])},
+        {**size, "value": float(search.size_of(circuit))},
         {**about, "metric": FAITHFULNESS, **with_interval(row, "faithfulness", row["random_mean"])},
         {**value, **with_interval(row, "value")},
         gap,
@@ -377,13 +400,12 @@ def explanations(found: Sequence[FoundCircuit], search: Search) -> Iterator[str]
         )
     if any(each.circuit is None for each in found):
         yield NO_GAP
-    if len(found) == 1 and search.keep is None and found[0].circuit is not None:
-        members = found[0].circuit.frame
+    if len(found) == 1 and (known := found[0].effects) is not None:
         # A ranking by estimates is not in the order of the effects that were measured.
-        effects = members.set_index("name")["effect"].fillna(members.set_index("name")["estimate"])
+        effects = known["effect"].fillna(known["estimate"])
         largest = effects.sort_values(key=abs, ascending=False, kind="stable").head(LISTED)
         texts = ", ".join(f"{name} {signed(effect)}" for name, effect in largest.items())
-        yield f"Largest effects on {members['metric'].iloc[0]} of taking one from the source: {texts}."
+        yield f"Largest effects on {known['metric'].iloc[0]} of taking one from the source: {texts}."
     yield from dict.fromkeys(
         note.replace('rank="size"', "--rank size") for each in found for note in each.notes
     )

@@ -61,8 +61,7 @@ def has_heads(site: str) -> bool:
 
 def layer_of(site: str) -> int | None:
     """Returns the layer that a site is named in: 1 of ``z.1``, ``None`` of ``z``."""
-    layer = site.partition(".")[2]
-    return int(layer) if layer else None
+    return Site.parse(site).layer
 
 
 def check_layer(written: str, layer: int | None, sizes: Any, name: str) -> None:
@@ -84,6 +83,14 @@ def check_positions(option: str, spec: str | Iterable[int]) -> tuple[int, ...]:
     if not all(POSITION.fullmatch(part) for part in parts):
         raise UserError(f"{option} {spec!r}: write positions counted from 0, such as 0,1, or -1 for the last")
     return tuple(dict.fromkeys(map(int, parts)))
+
+
+def parse_spans(spec: str | Mapping[str, Iterable[int]] | None) -> dict[str, tuple[int, ...]]:
+    """Returns positions by name, of ``noun=6,7;verb=8``; numbers are taken as they are."""
+    given: Any = spec or {}
+    if isinstance(spec, str):
+        given = {name.strip(): where for name, _, where in (part.partition("=") for part in spec.split(";"))}
+    return {name: check_positions(f"--spans {name}", where) for name, where in given.items()}
 
 
 def parse_positions(spec: str | Iterable[int]) -> str | tuple[int, ...]:

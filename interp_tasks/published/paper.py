@@ -6,7 +6,6 @@ A claim's ``rule`` is about the rows that ``where`` picks; its ``per`` picks the
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -15,13 +14,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from interp_tasks.disk import tomllib
 from interp_tasks.errors import UserError
 from interp_tasks.recipes import ShippedRun, recipe_runs, seed_numbers
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Preset = Literal["cpu", "reference", "paper"]
 PRESETS: tuple[str, ...] = get_args(Preset)

@@ -148,6 +148,32 @@ def test_estimates_rank_where_nothing_is_measured(copier):
     assert set(result.data["curves"]) == set()
 
 
+def test_edges_at_named_positions(copier):
+    (subject,) = subjects(copier, Examples(samples=N, seed=SEED))
+    length = subject.tokens.shape[1]
+    asked = {"curve": False, "random": 2, **SHARED}
+    whole = experiments.circuit(copier, **asked)
+    one = experiments.circuit(copier, spans={"all": range(length)}, **asked)
+    names = ["size", "faithfulness", "mse_observed"]
+    for column in ("value", "baseline"):
+        expected, found = (rows_of(each, "circuit")[column][names].tolist() for each in (whole, one))
+        assert found == pytest.approx(expected, rel=1e-6)
+    spans = {"first": (0, 1), "rest": tuple(range(2, length))}
+    written = "; ".join(f"{name}={','.join(map(str, span))}" for name, span in spans.items())
+    two = experiments.circuit(copier, spans=written, **asked)
+    (circuit,) = two.data["circuits"].values()
+    at = [where.positions for _, where in circuit.members]
+    assert {frozenset(where) for where in at} <= {frozenset(a) for a in (*spans.values(), range(length))}
+    own = rows_of(two, "circuit")
+    assert own.loc["size", "value"] == sum(set(span) <= where for where in at for span in spans.values())
+    assert own.loc["size", "baseline"] == 2 * rows_of(whole, "circuit").loc["size", "baseline"]
+    assert own.loc["faithfulness, finding half", "value"] >= 0.9
+    assert any(" @ first" in note for note in two.notes)
+    # What stands at the first two positions alone is not enough, and the table says so.
+    some = experiments.circuit(copier, spans={"first": (0, 1)}, **asked)
+    assert "At these positions all edges together have 0." in some.notes[-1]
+
+
 def test_the_halves_do_not_overlap_and_sources_are_of_their_own(copier):
     (subject,) = subjects(copier, Examples(samples=N, seed=SEED))
     first, second = halves(subject, "resample")

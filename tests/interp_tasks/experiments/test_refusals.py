@@ -27,6 +27,8 @@ REFUSED = [
     ("circuit", "matrix", {"source": "shifted"}, "--source shifted: .* write a REF, or one of mask, values"),
     ("circuit", "matrix", {"metric": "accuracy"}, "choose mse_all, mse_masked or mse_observed$"),
     ("circuit", "matrix", {"keep": "nowhere.json"}, "nowhere.json"),
+    ("circuit", "matrix", {"spans": "a"}, "--spans a '': write positions counted from 0"),
+    ("circuit", "matrix", {"spans": "a=1", "kind": "nodes"}, "leave out --kind nodes"),
     ("circuit", "matrix", {"rank_by": "loss"}, "no argument 'rank_by'; there are samples, seed"),
     ("circuit", "matrix", {"tokens": TOKENS, "metric": "mse_all"}, "tokens of your own have no task with metrics"),
     ("fourier", "modular", {"rule": "noise=much"}, "after = comes a number from 0, such as noise=0.05"),
