@@ -64,6 +64,7 @@ SLOW = {
         *(
             f"page_runs[docs/{page}.md]"
             for page in (
+                "api/experiments",
                 "api/interventions",
                 "api/measurements",
                 "checkpoints",
