@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
-from interp_tasks.checkpoints.refs import check_selector, closest, zoo_folder
+from interp_tasks.checkpoints.refs import ZOO_FOLDER, check_selector, closest
 from interp_tasks.disk import WHOLE_END, read_toml
 from interp_tasks.errors import UserError
 from interp_tasks.settings import parse_seeds
@@ -238,7 +238,7 @@ def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:
 
 def recipe_names() -> list[str]:
     """Lists the recipes that ship with the package."""
-    return sorted(file.stem for file in (zoo_folder() / RECIPES).glob("*.toml"))
+    return sorted(file.stem for file in (ZOO_FOLDER / RECIPES).glob("*.toml"))
 
 
 def recipe_file(given: str | Path) -> Path:
@@ -248,7 +248,7 @@ def recipe_file(given: str | Path) -> Path:
     if path.exists() or path.suffix or len(path.parts) > 1:
         return path
     if str(given) in recipe_names():
-        return zoo_folder() / RECIPES / f"{given}.toml"
+        return ZOO_FOLDER / RECIPES / f"{given}.toml"
     raise UserError(f"{given}: no such file and no recipe of that name{closest(str(given), recipe_names())}")
 
 

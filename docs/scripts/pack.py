@@ -20,7 +20,7 @@ import torch
 import tasks
 from interp_tasks import load_checkpoint, save_checkpoint
 from interp_tasks.checkpoints import MARKS, find_marks, read_metrics, read_run, resolve
-from interp_tasks.checkpoints.refs import zoo_folder
+from interp_tasks.checkpoints.refs import ZOO_FOLDER
 from interp_tasks.checkpoints.run_files import (
     CLOCK_FILE,
     METRICS_FILE,
@@ -144,5 +144,5 @@ def pack_recipe(recipe: str | Path, grid: Path, into: Path) -> list[str]:
 
 if __name__ == "__main__":
     given, *more = sys.argv[1:]
-    folders = [*map(Path, more), Path("grids") / Path(given).stem, zoo_folder()]
+    folders = [*map(Path, more), Path("grids") / Path(given).stem, ZOO_FOLDER]
     pack_recipe(given, folders[0], folders[-1] if len(more) < 2 else folders[1])

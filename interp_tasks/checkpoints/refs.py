@@ -138,6 +138,8 @@ def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
 
 
 ZOO = "zoo:"
+#: Where the shipped runs are.
+ZOO_FOLDER = Path(str(files("interp_tasks"))) / "zoo"
 GRAMMAR = "a step, first:last:every, last, all, pre, onset, end or post, several joined by commas"
 WORDS = ("last", "all", *MARKS)
 _STEP = re.compile(r"^\d+$", re.ASCII)
@@ -216,17 +218,10 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
     return list(resolved.values())
 
 
-def zoo_folder() -> Path:
-    """Returns the folder of the shipped runs."""
-    return Path(str(files("interp_tasks"))) / "zoo"
-
-
 def zoo_names() -> list[str]:
     """Returns the shipped runs, as ``zoo:NAME`` takes them; those in a folder of several as ``FOLDER/NAME``."""
-    folder = zoo_folder()
-    return sorted(
-        (file.parent.relative_to(folder).as_posix() for file in folder.rglob(RUN_FILE)), key=natural_key
-    )
+    found = ZOO_FOLDER.rglob(RUN_FILE)
+    return sorted((file.parent.relative_to(ZOO_FOLDER).as_posix() for file in found), key=natural_key)
 
 
 def _matches(pattern: str) -> list[str]:
@@ -234,7 +229,7 @@ def _matches(pattern: str) -> list[str]:
     if pattern.startswith(ZOO):
         found = shipped(pattern)
         # Of several, those that ship their log alone have no checkpoint that could be meant.
-        return [each for each in found if stored_steps(zoo_folder() / each.removeprefix(ZOO))] or found
+        return [each for each in found if stored_steps(ZOO_FOLDER / each.removeprefix(ZOO))] or found
     paths = {each: Path(each) for each in glob.glob(pattern, recursive=True)}
     matches = [each for each, path in paths.items() if is_checkpoint(path) or is_run(path)]
     if not matches:
@@ -316,7 +311,7 @@ def find_run(name: str) -> Path:
     """Returns the folder of a run given as a path or as ``zoo:NAME``; only the latter is checked to exist."""
     if not name.startswith(ZOO):
         return Path(name)
-    given, folder = name.removeprefix(ZOO), zoo_folder()
+    given, folder = name.removeprefix(ZOO), ZOO_FOLDER
     run = folder / given
     is_inside = given == Path(given).as_posix() and ".." not in given and folder in run.parents
     if is_inside and (run / RUN_FILE).is_file():

@@ -148,26 +148,17 @@ WITHOUT_MODELS = (
 CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-@contextlib.contextmanager
-def quiet_libraries(debug: bool) -> Iterator[None]:
-    """Keeps warnings and log lines of libraries off the terminal, unless debugging."""
-    if debug:
-        yield
-        return
+def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
+    """Runs a command and returns its exit status; a user's mistake is one line on stderr, other errors propagate.
+
+    Warnings and log lines of libraries stay off the terminal, unless debugging.
+    """
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
-
-
-def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
-    """Runs a command and returns its exit status; a user's mistake is one line on stderr, other errors propagate."""
-    try:
-        with quiet_libraries(debug):
+            if not debug:
+                logging.disable(logging.WARNING)
+                warnings.simplefilter("ignore")
             command()
         sys.stdout.flush()
         return 0
@@ -180,6 +171,8 @@ def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
         message, code = told
         if debug:
             to_stderr(traceback.format_exc().rstrip())
+    finally:
+        logging.disable(disabled)
     if message:
         to_stderr(f"interp-run: {one_line(message)}")
     with contextlib.suppress(OSError, ValueError):

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.checkpoints.refs import ZOO, find_run, zoo_folder
+from interp_tasks.checkpoints.refs import ZOO, ZOO_FOLDER, find_run
 from interp_tasks.checkpoints.run_files import (
     METRICS_FILE,
     RUN_FILE,
@@ -233,7 +233,7 @@ class PaperRun:
 
     @property
     def path(self) -> Path:
-        return zoo_folder() / self.name if self.base.startswith(ZOO) else Path(self.base)
+        return ZOO_FOLDER / self.name if self.base.startswith(ZOO) else Path(self.base)
 
 
 def planned_runs(paper: Paper, preset: str) -> list[PaperRun]:
@@ -274,7 +274,7 @@ def stored_runs(paper: Paper, preset: str, folder: Path) -> list[PaperRun]:
     for planned in planned_runs(paper, preset):
         for path, base in (
             (folder / planned.name, (folder / planned.name).as_posix()),
-            (zoo_folder() / planned.name, f"{ZOO}{planned.name}"),
+            (ZOO_FOLDER / planned.name, f"{ZOO}{planned.name}"),
         ):
             if is_run(path):
                 check_settings(planned, path)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from interp_tasks.checkpoints.drop import final_level
-from interp_tasks.checkpoints.refs import ZOO, find_drop, zoo_folder, zoo_names
+from interp_tasks.checkpoints.refs import ZOO, ZOO_FOLDER, find_drop, zoo_names
 from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_steps
 from interp_tasks.errors import UserError
 
@@ -28,7 +28,7 @@ def catalog() -> list[dict[str, Any]]:
     for name in zoo_names():
         folder, _, last = name.rpartition("/")
         families.setdefault(f"{folder}/seed-*" if folder and _SEED.match(last) else name, []).append(name)
-    return [_row(name, [zoo_folder() / run for run in runs]) for name, runs in families.items()]
+    return [_row(name, [ZOO_FOLDER / run for run in runs]) for name, runs in families.items()]
 
 
 def _row(name: str, runs: list[Path]) -> dict[str, Any]:

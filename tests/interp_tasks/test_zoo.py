@@ -11,7 +11,7 @@ from docs.scripts import pack as packing
 from docs.scripts.pack import pack_recipe, shipped_runs, stored_metrics
 from interp_tasks import UserError, load_checkpoint, recipes
 from interp_tasks.checkpoints import read_metrics, read_run, refs, resolve, stored_steps, zoo_names
-from interp_tasks.checkpoints.refs import zoo_folder
+from interp_tasks.checkpoints.refs import ZOO_FOLDER
 from interp_tasks.checkpoints.run_files import read_meta
 from interp_tasks.cli import main
 from interp_tasks.experiments import drops
@@ -30,11 +30,11 @@ CORE = [name for name, (run, _) in SHIPPED.items() if run.shipment.exact and "/"
 
 
 def test_what_ships_fits_into_a_wheel_and_names_no_folder_of_one_machine():
-    assert sum(file.stat().st_size for file in zoo_folder().rglob("*") if file.is_file()) < MOST_BYTES
+    assert sum(file.stat().st_size for file in ZOO_FOLDER.rglob("*") if file.is_file()) < MOST_BYTES
     described = {"command": "interp-run grid /home/ada/a.toml --out /data/g --quiet", "opened": [{"a": 1}]}
     shown = {"command": "interp-run grid a.toml --out g --quiet", "opened": [{"a": 1}]}
     assert packing.without_folders(described) == shown
-    for file in zoo_folder().rglob("run.json"):
+    for file in ZOO_FOLDER.rglob("run.json"):
         run = json.loads(file.read_text(encoding="utf-8"))
         assert packing.without_folders(run) == run, file
 
@@ -42,7 +42,7 @@ def test_what_ships_fits_into_a_wheel_and_names_no_folder_of_one_machine():
 def test_every_run_has_the_config_and_checkpoints_of_its_recipe():
     """Settings that came later have the value that they then had for want of any other."""
     for name, (ordered, unit) in SHIPPED.items():
-        run, resolved, shipment = zoo_folder() / name, unit.resolved, ordered.shipment
+        run, resolved, shipment = ZOO_FOLDER / name, unit.resolved, ordered.shipment
         stored, task = read_run(run)["config"], tasks.get(resolved.task_name, **resolved.task)
         assert resolved.train == TrainConfig(**stored["train"]), name
         assert {"name": task.name, **task.model_dump(mode="json")}.items() >= stored["task"].items(), name
@@ -60,7 +60,7 @@ def test_every_run_has_the_config_and_checkpoints_of_its_recipe():
 
 @pytest.mark.parametrize("name", CORE)
 def test_the_log_ends_with_the_metrics_of_the_stored_weights(name):
-    checkpoint, run = load_checkpoint(f"zoo:{name}@last"), zoo_folder() / name
+    checkpoint, run = load_checkpoint(f"zoo:{name}@last"), ZOO_FOLDER / name
     config = read_run(run)["config"]["train"]
     examples = {"samples": config["eval_samples"], "seed": config["seed"], "split": "validation"}
     found = stored_metrics(checkpoint.require_task(), checkpoint.model, **examples)
@@ -96,7 +96,7 @@ train.learning_rate = [0.02]
 def own(tmp_path, monkeypatch):
     """A zoo of one's own with a recipe in it, and a grid folder."""
     for module in (refs, recipes, catalogs):
-        monkeypatch.setattr(module, "zoo_folder", lambda: tmp_path / "zoo")
+        monkeypatch.setattr(module, "ZOO_FOLDER", tmp_path / "zoo")
     (tmp_path / "zoo/recipes").mkdir(parents=True)
     (tmp_path / "zoo/recipes/small.toml").write_text(RECIPE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

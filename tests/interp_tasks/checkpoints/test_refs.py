@@ -63,7 +63,7 @@ def place(tmp_path, monkeypatch):
     write_run(tmp_path / "package" / "small", [0, 5])
     write_run(tmp_path / "package" / "large", [0, 50])
     (tmp_path / "package" / "__pycache__").mkdir()
-    monkeypatch.setattr(refs, "zoo_folder", lambda: tmp_path / "package")
+    monkeypatch.setattr(refs, "ZOO_FOLDER", tmp_path / "package")
     return tmp_path
 
 

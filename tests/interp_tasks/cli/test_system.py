@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from interp_tasks import disk
-from interp_tasks.checkpoints.refs import zoo_folder
+from interp_tasks.checkpoints.refs import ZOO_FOLDER
 from interp_tasks.cli import main
 
 ZOO = "zoo:matrix-completion-4x4"
@@ -40,7 +40,7 @@ def refused(outcome):
 
 def copied(tmp_path, name):
     """A shipped run under another name."""
-    shutil.copytree(zoo_folder() / ZOO.removeprefix("zoo:"), tmp_path / name)
+    shutil.copytree(ZOO_FOLDER / ZOO.removeprefix("zoo:"), tmp_path / name)
     return name
 
 
