@@ -346,7 +346,9 @@ def matrix_panel(values: Array, hidden: NDArray[np.bool_], title: str, largest: 
     text = np.vectorize("{:.2f}".format, otypes=[object])(values)
     text = np.where(np.isnan(values), "", np.where(hidden, "<b>" + text + "</b>", text)).tolist()
     axes: dict[str, Any] = {"across": "column", "down": "row", "text": text, "bar": False}
-    return heat(values, title, unit="entry", signed=True, end=largest, width=230, **axes)
+    panel = heat(values, title, unit="entry", signed=True, end=largest, width=200, **axes)
+    # Plotly would fit numbers to cells with their tags for bold counted as letters: too small to read.
+    return replace(panel, traces=[{**trace, "textfont": {"size": 9}} for trace in panel.traces])
 
 
 def attention_figure(

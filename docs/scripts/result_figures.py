@@ -9,13 +9,16 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from circuits.figures.layout import COLOURS, INK, TEMPLATE
+from circuits.figures.layout import COLOURS, INK, TEMPLATE, mark
+from interp_tasks import experiments
 from interp_tasks.checkpoints.refs import find_run, zoo_names
 from interp_tasks.checkpoints.run_files import read_metrics
 
 IMAGES = Path(__file__).parents[1] / "images"
 FLAGSHIP, SEEDS = "zoo:matrix-completion-7x7", "zoo:matrix-completion-7x7-seeds/seed-{}"
 TAUGHT = "zoo:matrix-completion-7x7-taught"
+MIIII = [f"zoo:miiii-113-paper{rest}" for rest in ("", "-seeds/seed-1", "-seeds/seed-2")]
+LAST = 65_536
 #: The variance of an entry: the error of guessing 0.
 VARIANCE = 2 / 9
 #: Arm -> what its student is given, and the height of the label beside its end; the control has no folder.
@@ -98,7 +101,33 @@ def taught() -> Any:
     return figure.update_layout(margin_r=235).update_yaxes(range=[0, 1.3])
 
 
+def primes_in_order() -> Any:
+    """Returns the step at which each prime's validation accuracy reaches 95%, for each seed of the published size."""
+    figure = go.Figure()
+    for seed, run in enumerate(MIIII):
+        table = experiments.generalisation(run).frame
+        table = table[(table["metric"] == "step at 95%") & (table["split"] == "validation")]
+        table = table[table["variant"] != "accuracy"]
+        primes = table["variant"].str.removeprefix("accuracy_").astype(int)
+        colour, symbol = mark(seed)
+        reached = table["value"].notna()
+        for kept, name, filled in ((reached, f"seed {seed}", ""), (~reached, f"seed {seed}, never", "-open")):
+            # What never comes stands above the last step, one row for each seed.
+            steps = table["value"].fillna(LAST * 1.25**seed * 1.15)[kept]
+            look = {"color": colour, "symbol": symbol + filled, "size": 8}
+            figure.add_scatter(x=primes[kept], y=steps, mode="markers", marker=look, name=name)
+    figure.add_hline(
+        LAST, line={"dash": "dash", "color": INK, "width": 1}, annotation_text="last step: 65,536"
+    )
+    laid_out(figure, "step to 95% (log scale)", 400)
+    figure.update_xaxes(title={"text": "prime"}, tickvals=[2, 11, 23, 37, 53, 67, 79, 97, 109])
+    return figure.update_yaxes(
+        type="log", tickvals=[300, 1_000, 3_000, 10_000, 30_000, 65_536], tickformat=","
+    )
+
+
 PICTURES = {
+    "primes-in-order": primes_in_order,
     "plateau-and-fall": plateau_and_fall,
     "grokking-seeds": grokking_seeds,
     "what-the-plateau-waits-for": taught,
