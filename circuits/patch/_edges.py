@@ -85,7 +85,7 @@ def edges(
             mean of the gradients at `steps` midpoints between the network's embeddings on base and on the source (Hanna
             et al. 2024, arXiv:2403.17806). "gim", the same with GIM's backward pass (Edin et al. 2025,
             arXiv:2505.17630; of a HookedTransformer), but for norms on the stream itself, of post-norm models.
-        steps: runs between base and source, of "integrated" and "gim".
+        steps: runs between base and source, of "integrated" and "gim"; 0: the gradient at base.
         exact: the number of rows of each metric, the first ones, that are also swept; or "all".
         rank: "mean", by |mean estimate|, or "size", by mean |estimate|: signs that differ cancel in the mean.
         batch_size: examples in a forward and its backward pass, and examples × patches where these are measured.

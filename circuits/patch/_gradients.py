@@ -245,9 +245,11 @@ def ready_for_gradients(surface: HookedModel) -> Iterator[None]:
 
 def parse_steps(steps: Any, method: str, caller: str) -> int | None:
     """Returns the number of runs on the way between base and source; None for the gradient at base."""
-    if not is_whole(steps, 1):
-        raise CircuitsError(f"{caller}: steps={steps!r}; give a whole number of points, at least 1")
-    return None if method == "gradient" else int(steps)
+    if not is_whole(steps, 0):
+        raise CircuitsError(
+            f"{caller}: steps={steps!r}; give a whole number of points, 0 for the gradient at base"
+        )
+    return None if method == "gradient" else int(steps) or None
 
 
 def _between(base: Tensor, source: Tensor, fraction: float) -> Tensor:

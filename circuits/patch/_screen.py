@@ -80,7 +80,7 @@ def screen(
         by: what has a row: "component", each head (key-value group) where the site has them, else the site of a layer;
             "position", each of these at each position; "neuron"; or "feature", of a spliced SAE.
         method: "gradient", that at base; or "integrated", the mean along the way from base to source.
-        steps: runs between base and source, of "integrated".
+        steps: runs between base and source, of "integrated"; 0: the gradient at base.
         exact: the number of rows of each metric, the first ones, that are also swept; or "all".
         rank: "mean", by |mean estimate|, or "size", by mean |estimate|: signs that differ cancel in the mean.
         batch_size: examples in a forward and its backward pass, and examples × patches where these are measured.

@@ -296,7 +296,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: patch.attribution(m, tokens, other, logit, draws=0), "draws and flips are positive"),
     (suppressed, "infinite", "a token that the model or an edit suppresses"),
     (under_autocast, "lens", "under torch.autocast", "call it outside"),
-    (lambda m: patch.edges(m, tokens, other, metric=logit, steps=0), "steps=0", "at least 1"),
+    (lambda m: patch.edges(m, tokens, other, metric=logit, steps=-1), "steps=-1", "a whole number of points"),
     (lambda m: patch.screen(m, tokens, other, metric=logit, sites="z", by="neuron"), "no neurons"),
     (lambda m: patch.edges(m, tokens, other, logit, method="grad"), "method='grad'", "'integrated'"),
     (lambda m: patch.edges(m, tokens, other, logit, exact="verified"), "exact=10", 'exact="all"'),

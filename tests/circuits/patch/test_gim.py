@@ -72,18 +72,21 @@ def model(hooked_only):
     return build(attention_dir="causal", normalization_type="LN", act_fn="relu", family=hooked_only)
 
 
-def test_all_edges_of_the_embedding_together_carry_its_gradient_by_hand(model, tokens, other_tokens):
+@pytest.mark.parametrize(("steps", "share"), [(1, 0.5), (0, 0.0)])
+def test_all_edges_of_the_embedding_together_carry_its_gradient_by_hand(
+    model, tokens, other_tokens, steps, share
+):
     """Every path from the embedding begins with one of its edges; one step is the gradient halfway to the source."""
     with torch.no_grad():
         here, there = (model.embed(each) for each in (tokens, other_tokens))
-        stream = (here + there) / 2 + model.pos_embed(tokens)
+        stream = here + share * (there - here) + model.pos_embed(tokens)
         torch.testing.assert_close(logits(model, here + model.pos_embed(tokens)), model(tokens))
     stream.requires_grad_()
     (gradient,) = torch.autograd.grad(metric(logits(model, stream)).sum(), stream)
     expected = ((there - here) * gradient).sum((1, 2)).mean().item()
     found = {
         method: patch.edges(
-            model, tokens, other_tokens, metric, method=method, steps=1, exact=1, draws=2, flips=2
+            model, tokens, other_tokens, metric, method=method, steps=steps, exact=1, draws=2, flips=2
         ).frame
         for method in ("gim", "integrated")
     }
