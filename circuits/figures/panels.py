@@ -139,6 +139,7 @@ def spectrum(
     title: str = "",
     *,
     x: str = "frequency",
+    y: str = "share of variance (%)",
     noise: Sequence[float] | None = None,
     **panel: Any,
 ) -> Panel:
@@ -151,7 +152,7 @@ def spectrum(
         values = [named[index] for index in chosen], [float(shares[index]) for index in chosen]
         series["key frequency" if key else "other"] = Series(*values)
     category = {"type": "category", "categoryorder": "array", "categoryarray": named, "nticks": 10}
-    drawn = bars(series, title, x=x, y="share of variance (%)", x_axis={} if whole else category, **panel)
+    drawn = bars(series, title, x=x, y=y, x_axis={} if whole else category, **panel)
     # Each frequency has one bar, key or not.
     traces = [trace | {"offsetgroup": "all"} for trace in drawn.traces]
     if noise is not None:
