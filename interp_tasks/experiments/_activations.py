@@ -95,7 +95,7 @@ def ablation(
     heads: Annotated[str | Sequence[Any], HEADS, list[str]] = ALL,
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
-    positions: Annotated[str | Sequence[int], POSITIONS, str] = ALL,
+    positions: Annotated[str | int | Sequence[int], POSITIONS, str] = ALL,
     scale: Annotated[int | float | None, SCALE, float | None] = None,
     **options: Unpack[Options],
 ) -> Result:
@@ -141,7 +141,7 @@ def heads(
     refs: Refs,
     mode: Annotated[str, MODE] = "uniform",
     keys: Annotated[str | Sequence[int] | None, KEYS, str | None] = None,
-    positions: Annotated[str | Sequence[int], POSITIONS, str] = ALL,
+    positions: Annotated[str | int | Sequence[int], POSITIONS, str] = ALL,
     groups: Annotated[Mapping[str, str] | Sequence[str], GROUPS, list[str]] = (),
     by_class: Annotated[bool, BY_CLASS] = False,
     least: Annotated[int, LEAST] = 0,
@@ -278,7 +278,7 @@ def patch(
     source: Annotated[str, SOURCE],
     site: Annotated[str | Sequence[str], SITE, list[str]] = "z",
     heads: Annotated[str | Sequence[Any] | None, PATCHED_HEADS, list[str]] = None,
-    positions: Annotated[str | Sequence[int], POSITIONS, str] = ALL,
+    positions: Annotated[str | int | Sequence[int], POSITIONS, str] = ALL,
     by_class: Annotated[bool, CLASSES] = False,
     **options: Unpack[Options],
 ) -> Result:

@@ -70,7 +70,7 @@ MOVES = typer.Option("--moves/--no-moves", help="Measure how attention moves wit
 def attention(
     refs: Refs,
     templates: Annotated[str | Sequence[str], TEMPLATES, list[str]] = (),
-    positions: Annotated[str | Sequence[int], POSITIONS, str] = READ,
+    positions: Annotated[str | int | Sequence[int], POSITIONS, str] = READ,
     mask: Annotated[str | None, MASK] = None,
     moves: Annotated[bool, MOVES] = True,
     **options: Unpack[Options],

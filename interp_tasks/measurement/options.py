@@ -75,10 +75,10 @@ def check_draws(draws: int, option: str = "--draws") -> None:
         raise UserError(f"{option} {draws}: at least one draw is needed, and at most {MAX_DRAWS}")
 
 
-def check_positions(option: str, spec: str | Iterable[int]) -> tuple[int, ...]:
+def check_positions(option: str, spec: str | int | Iterable[int]) -> tuple[int, ...]:
     """Parses positions such as ``0,3`` or ``-1`` (the last), each once; numbers are taken as they are."""
     if not isinstance(spec, str):
-        return tuple(spec)
+        return (spec,) if isinstance(spec, int) else tuple(spec)
     parts = [part.strip() for part in spec.split(",")]
     if not all(POSITION.fullmatch(part) for part in parts):
         raise UserError(f"{option} {spec!r}: write positions counted from 0, such as 0,1, or -1 for the last")
@@ -93,7 +93,7 @@ def parse_spans(spec: str | Mapping[str, Iterable[int]] | None) -> dict[str, tup
     return {name: check_positions(f"--spans {name}", where) for name, where in given.items()}
 
 
-def parse_positions(spec: str | Iterable[int]) -> str | tuple[int, ...]:
+def parse_positions(spec: str | int | Iterable[int]) -> str | tuple[int, ...]:
     """Returns ``"all"``, positions, or the name of a mask of the task's examples (``hidden``)."""
     word = spec.strip() if isinstance(spec, str) else ""
     if word.lower() == "all":

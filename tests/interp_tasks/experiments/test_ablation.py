@@ -135,7 +135,7 @@ def test_own_tokens_give_the_distance_from_the_unedited_output(models, folders, 
 def test_noise_is_that_of_circuits(task, models, folders):
     from circuits import ablate, sweep
 
-    found = ablation(folders[0], heads="1.0", mode="noise", scale=0.5, positions="4", samples=N, seed=SEED)
+    found = ablation(folders[0], heads="1.0", mode="noise", scale=0.5, positions=4, samples=N, seed=SEED)
     assert set(found.frame["intervention"]) == {"noise(positions=4; scale=0.5)"}
     batch = task.sample(N, seed=SEED)
     edit = ablate.noise([(1, 0)], 0.5, SEED, positions=(4,))
