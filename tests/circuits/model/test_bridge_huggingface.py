@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, lens, patch, run, sweep, transplant
+from circuits import CircuitsError, ablate, edit, intervene, lens, patch, prompts, run, sweep, transplant
 
 families = pytest.importorskip("tests.circuits.families")
 
@@ -36,6 +36,13 @@ def uniform(site, layer, x):
 
 def shows_nothing(module, query, *given, **options):
     return query.transpose(1, 2), None
+
+
+def test_a_query_that_sees_no_key_leaves_the_tokens_numbers(hf_model):
+    model, rows = hf_model("llama"), [[3, 4, 5, 6], [7, 8]]
+    made = prompts(model, rows, "left")
+    for output, real, row in zip(run(model, made), made.real, rows, strict=True):
+        torch.testing.assert_close(output[real], run(model, [row])[0])
 
 
 @pytest.mark.parametrize("name", DELEGATED)
