@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,11 @@ from circuits.model.edit_state import (
     modules_of,
     undone,
 )
+from circuits.model.generation import WHOLE
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts
+from circuits.tensors import as_dense_tensor, parse_positions, parse_span
 
 
 @contextmanager
@@ -120,3 +123,23 @@ def record_rows(
     if missing := [hook for hook in hooks if hook not in seen]:
         raise CircuitsError(f"{caller}: {missing[0]} never fired; this model has it switched off")
     return seen
+
+
+def chosen_entries(positions: Any, prompts: Prompts, label: str) -> Tensor:
+    """Returns the entries at some positions, bool [batch pos] in the layout of the prompts.
+
+    Args:
+        positions: numbers or a slice, which count in each prompt's own tokens; or a mask, [batch pos], [batch 1] or
+            [pos]; None: all.
+    """
+    given, (batch, length) = as_dense_tensor(positions, label), prompts.shape[:2]
+    if isinstance(given, Tensor) and given.dtype == torch.bool:
+        if tuple(given.shape) not in ((length,), (batch, length), (batch, 1)):
+            raise CircuitsError(
+                f"{label}: a mask is boolean, [batch pos] = {[batch, length]}, [batch 1] or [pos]; got "
+                f"{list(given.shape)}"
+            )
+        return given.detach().cpu().expand(batch, length)
+    chosen = parse_span(given, label) or parse_positions(given, label)
+    run = replace(WHOLE, real=prompts.real if prompts.padded else None)
+    return run.selected(chosen, length, label).expand(batch, length)

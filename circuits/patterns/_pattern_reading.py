@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,14 @@ from torch import Tensor, nn
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError
 from circuits.figures.results import attention_figure
-from circuits.interventions.edits import parse_query_positions
 from circuits.interventions.replacements import visible
-from circuits.model.activation_recording import record_rows
-from circuits.model.generation import WHOLE
+from circuits.model.activation_recording import chosen_entries, record_rows
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.types import Figure, PositionsLike, TokensLike
-from circuits.tensors import Snapshot
 from circuits.validate import answers_former_names
 
 # Numbers for each entry of a pattern: with what is computed of it in double precision it then stays in the cache.
@@ -168,8 +165,10 @@ class PatternPass:
         """Reads the arguments that all passes share."""
         surface = HookedModel.of(model)
         prompts, recorded = parse_run(surface, tokens, caller)
-        selected = _selected_queries(surface, positions, prompts, caller)
-        return cls(caller, surface, prompts, selected, recorded)
+        selected = chosen_entries(positions, prompts, caller)
+        check_no_padding(surface, prompts, selected, caller)
+        counted = prompts.in_order(selected & prompts.real) & prompts.reached
+        return cls(caller, surface, prompts, counted, recorded)
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -226,23 +225,3 @@ def parse_run(surface: HookedModel, tokens: Any, caller: str) -> tuple[Prompts, 
     prompts = parse_prompts(surface, tokens, caller)
     surface.check_prompts(prompts, f"{caller}: tokens")
     return prompts, None
-
-
-def _selected_queries(surface: HookedModel, positions: Any, prompts: Prompts, caller: str) -> Tensor:
-    """Returns a mask, bool [batch pos], of the queries that count, each prompt's own tokens first."""
-    chosen = parse_query_positions(positions, caller)
-    batch, length = prompts.shape[:2]
-    selected = torch.ones(1, length, dtype=torch.bool)
-    if isinstance(chosen, Snapshot):
-        selected = chosen.tensor.cpu()
-        if tuple(selected.shape) not in ((length,), (batch, length)):
-            raise CircuitsError(
-                f"{caller}: a mask of positions is [pos] or [batch pos], here {[length]} or {[batch, length]}; "
-                f"got {list(selected.shape)}"
-            )
-    elif chosen is not None:
-        real = prompts.real if prompts.padded else None
-        selected = replace(WHOLE, real=real).selected(chosen, length, caller)
-    selected = selected.expand(batch, -1)
-    check_no_padding(surface, prompts, selected, caller)
-    return prompts.in_order(selected & prompts.real) & prompts.reached

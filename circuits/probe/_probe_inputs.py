@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,14 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, format_value
 from circuits.interventions.edits import parse_place
 from circuits.interventions.replacements import derangement
+from circuits.model.activation_recording import chosen_entries
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
-from circuits.tensors import Snapshot, as_dense_tensor, parse_positions, select_positions
+from circuits.tensors import as_dense_tensor
 from circuits.validate import index_by_text, is_whole, parse_choice
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
@@ -207,14 +208,18 @@ def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed
         raise CircuitsError(
             f"probe: {len(fit)} examples to fit and {len(held_out)} held out; it takes 2 to score, and 2 to fit"
         )
-    used = prompts.in_order(_mask("positions", positions, prompts) & prompts.real) & prompts.reached
+    used = (
+        prompts.in_order(chosen_entries(positions, prompts, "probe, positions") & prompts.real)
+        & prompts.reached
+    )
     if splits is not None and (not isinstance(splits, Mapping) or ALL in splits):
         raise CircuitsError(
             f"probe: splits are a dict of masks by name, none of them {ALL!r}; got {splits!r}"
         )
     named = {ALL: None, **index_by_text(splits or {}, "probe", "splits")}
     all_splits = {
-        name: prompts.in_order(_mask(f"split {name!r}", mask, prompts)) for name, mask in named.items()
+        name: prompts.in_order(chosen_entries(mask, prompts, f"probe, split {name!r}"))
+        for name, mask in named.items()
     }
     for part, examples in (("fitted", fit), ("held-out", held_out)):
         if not bool(used[examples].any()):
@@ -225,35 +230,14 @@ def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed
 def _parse_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
     """Reads the held-out examples: a fraction or number, drawn at random; a mask [batch], indices or a slice."""
     number = max(1, round(test * batch)) if isinstance(test, float) and 0 < test < 1 else test
-    if isinstance(number, int | float | np.number):
-        if not is_whole(number, 1) or number >= batch:
-            raise CircuitsError(
-                f"probe: test={test!r}; hold out a fraction below 1, a number below {batch}, a slice, indices, or a "
-                f"boolean mask [{batch}] of examples"
-            )
+    if is_whole(number, 1) and number < batch:
         return torch.randperm(batch, generator=generator)[: int(number)].sort().values
-    chosen = parse_positions(range(batch)[test] if isinstance(test, slice) else test, "probe: test")
-    if isinstance(chosen, Snapshot):
-        chosen = tuple(_check_mask_fits("test", chosen.tensor, 1, batch)[0].nonzero().flatten().tolist())
-    return select_positions(chosen or (), batch, "probe: test").nonzero().flatten()
-
-
-def _mask(label: str, given: Any, prompts: Prompts) -> Tensor:
-    """Reads positions, or a mask [batch pos], as a mask; None is all."""
-    batch, pos = prompts.shape[:2]
-    given = as_dense_tensor(given, f"probe, {label}")
-    if isinstance(given, Tensor) and given.dtype == torch.bool:
-        return _check_mask_fits(label, given.detach(), batch, pos)
-    chosen: Any = parse_positions(given, f"probe, {label}")
-    if chosen is None:
-        return torch.ones(batch, pos, dtype=torch.bool)
-    return select_positions(chosen, pos, "probe", prompts.real if prompts.padded else None).expand(batch, pos)
-
-
-def _check_mask_fits(label: str, mask: Tensor, batch: int, pos: int) -> Tensor:
-    if tuple(mask.shape) not in ((batch, pos), (batch, 1), (pos,)):
-        raise CircuitsError(
-            f"probe, {label}: a mask is boolean, [batch pos] = [{batch}, {pos}], [batch 1] or [pos]; got "
-            f"{list(mask.shape)}"
-        )
-    return mask.cpu().expand(batch, pos)
+    try:
+        if isinstance(number, slice | Sequence | np.ndarray | Tensor):
+            return torch.arange(batch)[as_dense_tensor(number, "probe: test")].unique()
+    except (IndexError, TypeError, ValueError):
+        pass
+    raise CircuitsError(
+        f"probe: test={format_value(test)}; hold out a fraction below 1, a number below {batch}, a slice, indices, or "
+        f"a boolean mask [{batch}] of examples"
+    )

@@ -329,7 +329,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: patterns.scores(m, tokens, {"a": lambda rows: rows}), "template 'a'", "got int64"),
     (
         lambda m: patterns.scores(m, tokens, {"a": hidden}, positions=hidden[:3]),
-        "[6] or [8, 6]",
+        "[batch pos] = [8, 6]",
         "got [3, 6]",
     ),
     (lambda m: follow(m, groups=digits[:5, 0]), "groups are 6 whole numbers from 0", "[5]"),
