@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,21 +33,11 @@ class Transplant(Intervention):
     components: tuple[str, ...]
     layers: tuple[int, ...] | None
     values: tuple[tuple[str, Snapshot], ...]
-    # True for a post-norm source; None for a state_dict, from which this cannot be known.
-    post_norm: bool | None = field(default=None, compare=False)
 
     def plan(self, surface: HookedModel) -> tuple[WeightEdit, ...]:
         """Returns an edit for each parameter that is exchanged; refuses a source of another architecture."""
-        parameters, values, unlike = (
-            surface.named_weights(),
-            dict(self.values),
-            "both must be of one architecture",
-        )
-        if self.post_norm not in (None, surface.post_norm):
-            source, model = (
-                "a post-norm model" if one else "none" for one in (self.post_norm, surface.post_norm)
-            )
-            raise CircuitsError(f"{self.label}: the source is {source}, the model is {model}; {unlike}")
+        parameters, values = surface.named_weights(), dict(self.values)
+        unlike = "both must be of one architecture"
         if self.layers is not None and max(self.layers) >= surface.n_layers:
             raise CircuitsError(
                 f"{self.label}: no layer {max(self.layers)}: the model has layers 0-{surface.n_layers - 1}"
@@ -123,7 +113,7 @@ def weights(
     chosen = parse_indices(layers, caller, "layers")
     # Another thread may have replaced weights of the source.
     with hold_model_exclusively(source) if isinstance(source, nn.Module) else nullcontext():
-        tensors, post_norm = _tensors(source, caller)
+        tensors = _tensors(source, caller)
         for name in names:
             if not selected(tensors, (name,), chosen):
                 where = "" if chosen is None else f" in layers {','.join(map(str, chosen))}"
@@ -135,7 +125,7 @@ def weights(
             (name, Snapshot(as_dense_tensor(tensors[name], f"{caller}: the source's {name}")))
             for name in selected(tensors, names, chosen)
         )
-    return Transplant(names, chosen, values, post_norm)
+    return Transplant(names, chosen, values)
 
 
 def selected(
@@ -154,13 +144,12 @@ def selected(
     return chosen
 
 
-def _tensors(source: Any, caller: str) -> tuple[dict[str, Any], bool | None]:
-    """Returns the weights by name, and whether they are a post-norm model's, or None where that is not known."""
+def _tensors(source: Any, caller: str) -> dict[str, Any]:
+    """Returns the weights by name."""
     if isinstance(source, nn.Module):
-        surface = HookedModel.of(source)
-        return dict(surface.named_weights()), surface.post_norm
+        return dict(HookedModel.of(source).named_weights())
     if isinstance(source, Mapping):
-        return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}, None
+        return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}
     raise CircuitsError(f"{caller}: source must be a model or a state_dict, got {type(source).__name__}")
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, format_value
 from circuits.harmonics import cos_sin, products
 from circuits.tensors import as_dense_tensor, parse_numbers
 from circuits.validate import index_by_text, is_whole, parse_inputs
@@ -57,19 +57,12 @@ def transform(x: ArrayLike, axes: int | Sequence[int] = 0) -> Float[Tensor, "*sh
 def parse_values(x: Any) -> Tensor:
     """Returns the numbers as a float64 tensor on their device, with gradients; refuses values that are not finite."""
     values = parse_numbers(x, "fourier")
-    if values.is_complex():
+    if not values.ndim or not values.numel() or values.is_complex() or not bool(values.isfinite().all()):
         raise CircuitsError(
-            "fourier: a spectrum needs real numbers; got complex ones: choose their real, imag or abs"
+            f"fourier: a spectrum needs real, finite numbers along an axis; got {format_value(values.dtype)} "
+            f"{list(values.shape)}, {int((~values.isfinite()).sum())} infinite or NaN"
         )
-    values = values.double()
-    not_finite = int((~values.isfinite()).sum())
-    if not_finite or not values.ndim or not values.numel():
-        empty = "no entries" if values.ndim else "no axis"
-        problem = f"{not_finite} infinite or NaN" if not_finite else empty
-        raise CircuitsError(
-            f"fourier: a spectrum needs finite numbers along an axis; {list(values.shape)} has {problem}"
-        )
-    return values
+    return values.double()
 
 
 def parse_axis(axis: Any, values: Tensor) -> int:

@@ -100,10 +100,10 @@ def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[n
         )
     new: dict[str, SAEInsertion] = {}
     for given, sae in autoencoders.items():
-        for hook, splice in _read(given, sae, surface).items():
-            if hook in new:
-                raise CircuitsError(f"{CALLER}: {splice.site} is named twice")
-            new[hook] = splice
+        hook, splice = _read(given, sae, surface)
+        if hook in new:
+            raise CircuitsError(f"{CALLER}: {splice.site} is named twice")
+        new[hook] = splice
     with hold_model_exclusively(surface.model):
         current = get_edit_state(surface.model).splices
         for hook, splice in new.items():
@@ -118,8 +118,8 @@ def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[n
                 current.pop(hook, None)
 
 
-def _read(given: Any, sae: Any, surface: HookedModel) -> dict[str, SAEInsertion]:
-    """Returns the splice of each hook that a site names, with its autoencoder, checked."""
+def _read(given: Any, sae: Any, surface: HookedModel) -> tuple[str, SAEInsertion]:
+    """Returns the hook that a site names, and its autoencoder, checked."""
     with prefix_error_messages(CALLER):
         site = Site.parse(given)
         if site.name not in KINDS or site.kind.axes[1] != "pos":
@@ -131,7 +131,8 @@ def _read(given: Any, sae: Any, surface: HookedModel) -> dict[str, SAEInsertion]
         raise CircuitsError(
             f'{CALLER}: {site} is a site of {len(places)} layers; name one, such as "{site}.0"'
         )
-    return {hook: _checked(Site(site.name, layer), sae, surface) for layer, hook in places}
+    ((layer, hook),) = places
+    return hook, _checked(Site(site.name, layer), sae, surface)
 
 
 def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:
@@ -142,13 +143,7 @@ def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:
         raise CircuitsError(
             f"{what}: give an object with encode and decode, or a pair of functions, got {type(sae).__name__}"
         )
-    weights = list(sae.parameters()) if isinstance(sae, nn.Module) else []
-    elsewhere = {weight.device for weight in weights} - {surface.device}
-    if elsewhere:
-        raise CircuitsError(
-            f"{what}: the SAE is on {elsewhere.pop()}, the model on {surface.device}; move it there first: "
-            f'sae.to("{surface.device}")'
-        )
+    weights = sae.parameters() if isinstance(sae, nn.Module) else ()
     dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), None)
     splice = SAEInsertion(site, encode, decode, dtype)
     size = math.prod(length or 0 for length in surface.shape(site.kind, 1, 1)[2:])

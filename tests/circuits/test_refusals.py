@@ -213,7 +213,6 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: ablate.classes("z", [0, 1], prompts(m, [[1, 2, 3], [4]])), "have padding", "of one length"),
     (lambda m: run(m, [[1, 2, 3], [4, 5]], permute.positions([1, 0])), "padding", "position table"),
     (lambda m: permute.positions([1, 2, 3]), "[1, 2, 3]", "permutation of 0..n-1"),
-    (lambda m: run(m, tokens, transplant.weights(build(norm="post"), "q")), "source is a post-norm model"),
     (lambda m: transplant.weights(m, "attention"), "'attention'", "q, k, v, qkv, o, attn"),
     (
         lambda m: run(m, tokens, transplant.weights(build(family=HOOKED, n_layers=1), "q")),
@@ -312,7 +311,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: lens(m, tokens, positions=hidden), "whole numbers, the same in every example"),
     (hooked_stream, "lens", "not the sum of its embeddings"),
     (lambda m: fourier.spectrum([1.0, 2.0, float("nan")]), "finite", "[3]", "1 infinite or NaN"),
-    (lambda m: fourier.spectrum(3.0), "has no axis"),
+    (lambda m: fourier.spectrum(3.0), "along an axis", "[]"),
     (lambda m: fourier.spectrum(torch.randn(4, 3), axis=2), "no axis 2 in [4, 3]"),
     (lambda m: fourier.spectrum(torch.randn(24, 3), (5, 5)), "24 entries, the grid 5 × 5"),
     (lambda m: fourier.key_frequencies(fourier.spectrum(torch.randn(9)), number=-1), "number=-1", "from 0"),
