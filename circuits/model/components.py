@@ -22,19 +22,8 @@ PARTS: dict[str, tuple[bool, str]] = {
 
 #: Every component that can be named, and its parts.
 COMPONENTS: dict[str, tuple[str, ...]] = {
-    "q": ("q",),
-    "k": ("k",),
-    "v": ("v",),
+    **{name: (name,) for name in PARTS},
     "qkv": ("q", "k", "v"),
-    "o": ("o",),
     "attn": ("q", "k", "v", "o"),
-    "mlp": ("mlp",),
-    "embed": ("embed",),
-    "pos_embed": ("pos_embed",),
-    "unembed": ("unembed",),
-    "ln1": ("ln1",),
-    "ln2": ("ln2",),
-    "ln_embed": ("ln_embed",),
-    "ln_final": ("ln_final",),
     "ln": ("ln1", "ln2", "ln_embed", "ln_final"),
 }
