@@ -13,7 +13,8 @@ from torch import nn
 from circuits.circuit._measurement import Examples, Measurement, stacked
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
-from circuits.figures.results import faithfulness_figure
+from circuits.figures.layout import draw
+from circuits.figures.panels import Series, points, rows_to_series
 from circuits.model.types import BatchLike, Figure, MetricLike, TokensLike
 from circuits.statistics import holm, least_p_notes, sign_flip
 from circuits.sweeps.metrics import Row
@@ -74,7 +75,14 @@ class Evaluation:
     def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure of the faithfulness of circuits and of random ones, under one metric (the first)."""
         metric, *_ = chosen_metrics(self.frame, metric)
-        return faithfulness_figure(self.frame[self.frame["metric"] == metric], metric)
+        rows = self.frame[self.frame["metric"] == metric]
+        drawn = rows[rows["random_low"].notna()]
+        ends = (drawn[end].tolist() for end in ("circuit", "random_mean", "random_low", "random_high"))
+        series = {"the circuit": rows_to_series(rows, "circuit", "faithfulness")}
+        series["random circuits of its size, and their range"] = Series(*ends)
+        panel = points(series, y="faithfulness", lines=[{"y": 1}])
+        subtitle = "0: as the source run, 1 (dashed): as the whole model, with 95% intervals over examples."
+        return draw([panel], f"Faithfulness: {metric}", subtitle, scattermode="group", scattergap=0.5)
 
 
 @answers_former_names

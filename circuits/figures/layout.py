@@ -51,6 +51,8 @@ def spelled(text: str) -> str:
 
 
 GROUND, INK, GRID = "#ffffff", "#1b1f24", "#dfe3e8"
+#: A line to compare with.
+GREY: dict[str, Any] = {"dash": "dash", "color": "#808080", "width": 1.5}
 COLOURS = ["#0072b2", "#d55e00", "#00805d", "#b3528a", "#8a6d00", "#2b87bd", "#5c5c5c"]
 #: One symbol per series beside its colour, so that no reading rests on colour alone.
 SYMBOLS = ["circle", "diamond", "square", "triangle-up", "x", "star", "cross"]
@@ -216,11 +218,8 @@ def _add_panel(figure: Any, panel: Panel, row: int, column: int, share_y: bool, 
         seen.add(name)
         figure.add_trace({**trace, **more}, **at)
     for line in panel.lines:
-        style = {"line": line.get("line", {"dash": "dash", "color": "#808080", "width": 1.5})}
-        if "y" in line:
-            figure.add_hline(line["y"], **at, **style)
-        else:
-            figure.add_vline(line["x"], **at, **style)
+        add = figure.add_hline if "y" in line else figure.add_vline
+        add(**{"line": GREY, **line}, **at)
 
 
 def _labels(traces: Sequence[Any], letter: str) -> tuple[list[str], int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -12,9 +12,8 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.figures.layout import draw, mark, spelled
-from circuits.figures.panels import Series, bars, curve, heat, points, rows_to_series, spectrum
+from circuits.figures.panels import Series, curve, heat, points, rows_to_series
 
-GREY = {"dash": "dash", "color": "#808080", "width": 1.5}
 #: How the controls of a probe are drawn.
 CONTROLS = {
     "shuffled": ("dot", "Dotted: targets exchanged between examples."),
@@ -230,80 +229,3 @@ def _line_names(frame: pd.DataFrame, by: str | None) -> list[str]:
         )
         for row in frame.to_dict("records")
     ]
-
-
-def screening_figure(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
-    """Draws a panel per metric: exact effect against estimate of the measured rows, and the identity line."""
-    panels = []
-    for metric in metrics:
-        rows = frame[(frame["metric"] == metric) & frame["effect"].notna()]
-        both = rows[["estimate", "effect"]]
-        ends = [float(both.min().min()), float(both.max().max())]
-        hover = [f"{n}<br>effect {e:.4g}" for n, e in zip(rows["variant"], rows["effect"], strict=True)]
-        diagonal = {"mode": "lines", "line": GREY, "hoverinfo": "skip", "showlegend": False}
-        series = {"equal": Series(ends, ends, style=diagonal)}
-        series["measured"] = rows_to_series(rows, "estimate", "effect", hover=hover, look=0)
-        axes: dict[str, Any] = {"x": f"estimated effect on {metric}", "y": "exact effect"}
-        panels.append(points(series, metric, height=320, width=300, categories=False, **axes))
-    subtitle = (
-        "A point per patch that was measured, with 95% intervals over examples; dashed: where both agree."
-    )
-    return draw(panels, "Estimated and exact effects", subtitle, columns=len(panels))
-
-
-def shares_figure(layers: pd.DataFrame, components: pd.DataFrame, metric: str) -> Any:
-    """Draws the shares of attention and MLP of each layer as bars with intervals, and below them each head's as a map.
-
-    Args:
-        layers, components: rows with `component`, `layer`, `head`, `share`, `share_ci_low`, `share_ci_high`.
-    """
-    heads = by_head(components[components["head"].notna()], "share")
-    panels = [
-        bars({"share": rows_to_series(layers, "component", "share")}, y=f"share of {metric}"),
-        heat(heads, unit="share", signed=True, row=26),
-    ]
-    subtitle = (
-        "What each part adds to the metric directly, with the 95% interval over examples; below, each head."
-    )
-    return draw(panels, f"Direct attribution of {metric}", subtitle)
-
-
-def faithfulness_figure(frame: pd.DataFrame, metric: str) -> Any:
-    """Draws the faithfulness of each circuit with its interval, beside mean and range of random circuits of its size.
-
-    Args:
-        frame: the rows of one metric.
-    """
-    drawn = frame[frame["random_low"].notna()]
-    names, ends = drawn["circuit"].tolist(), ("random_mean", "random_low", "random_high")
-    series = {"the circuit": rows_to_series(frame, "circuit", "faithfulness")}
-    series |= {
-        "random circuits of its size, and their range": Series(names, *(drawn[end].tolist() for end in ends))
-    }
-    return draw(
-        [points(series, y="faithfulness", lines=[{"y": 1}])],
-        f"Faithfulness: {metric}",
-        "0: as the source run, 1 (dashed): as the whole model, with 95% intervals over examples.",
-        scattermode="group",
-        scattergap=0.5,
-    )
-
-
-def spectrum_bars(
-    labels: Sequence[Any], share: Tensor, keys: Collection[Any], unit: str, title: str | None
-) -> Any:
-    """Draws a bar per frequency, its share of the variance [label]; `keys` are marked."""
-    if unknown := [key for key in keys if key not in labels]:
-        raise CircuitsError(
-            f"plots.spectrum: {unknown[0]!r} is no frequency here; they go from {labels[0]} to {labels[-1]}"
-        )
-    panel = spectrum(labels, (100 * share.cpu()).tolist(), keys, x=unit, height=290)
-    return draw([panel], title or "Spectrum", "All features together; the constant has no share.")
-
-
-def spectrum_map(share: Tensor, axes: Sequence[str], sizes: Sequence[int], title: str | None) -> Any:
-    """Draws the share of the variance [k₁ k₂] of the products of waves of two coordinates, as a heatmap."""
-    names = (f"frequency in {name} (cycles per {size})" for name, size in zip(axes, sizes, strict=True))
-    shares, unit = 100 * share.cpu().numpy(), "share of variance (%)"
-    panel = heat(shares, unit=unit, down=next(names), across=next(names), numbers=False, row=12)
-    return draw([panel], title or "Spectrum", "Products of waves of two coordinates; all features together.")

@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import Figure
-from circuits.figures.results import spectrum_bars, spectrum_map
+from circuits.figures.layout import Figure, draw
+from circuits.figures.panels import heat
+from circuits.figures.panels import spectrum as bars_of_spectrum
 from circuits.fourier._fourier_basis import Grid, frequencies, parse_axis, parse_grid, parse_values, transform
 from circuits.tables import short_table
 from circuits.validate import parse_choice
@@ -56,7 +57,7 @@ class Bands:
 
     def plot(self, keys: Iterable[int] = (), *, title: str | None = None) -> Figure:
         """Returns a plotly figure with a bar for each frequency's share; `keys` (key frequencies) are marked."""
-        return spectrum_bars(self.labels, self.total().share, list(keys), "frequency", title)
+        return _draw_bars(self.total(), list(keys), "frequency", title)
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,10 +137,23 @@ class Spectrum:
         """
         keys = list(keys)
         if not keys and len(self.grid.axes) == 2:
-            return spectrum_map(self.total().share, list(self.grid.axes), self.grid.sizes, title)
-        sizes, bands = {*self.grid.sizes}, self.bands().total()
+            down, across = (f"frequency in {name} (cycles per {n})" for name, n in self.grid.axes.items())
+            shares, unit = 100 * self.total().share.cpu().numpy(), "share of variance (%)"
+            panel = heat(shares, unit=unit, down=down, across=across, numbers=False, row=12)
+            subtitle = "Products of waves of two coordinates; all features together."
+            return draw([panel], title or "Spectrum", subtitle)
+        sizes = {*self.grid.sizes}
         unit = f"frequency (cycles per {sizes.pop()})" if len(sizes) == 1 else "frequency"
-        return spectrum_bars(bands.labels, bands.share, keys, unit, title)
+        return _draw_bars(self.bands().total(), keys, unit, title)
+
+
+def _draw_bars(total: Bands, keys: Sequence[int], unit: str, title: str | None) -> Figure:
+    if unknown := [key for key in keys if key not in total.labels]:
+        raise CircuitsError(
+            f"plots.spectrum: {unknown[0]!r} is no frequency here; they go from {total.labels[0]} to {total.labels[-1]}"
+        )
+    panel = bars_of_spectrum(total.labels, (100 * total.share.cpu()).tolist(), keys, x=unit, height=290)
+    return draw([panel], title or "Spectrum", "All features together; the constant has no share.")
 
 
 def spectrum(

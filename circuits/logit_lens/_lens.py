@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError
-from circuits.figures.results import shares_figure
+from circuits.figures.layout import draw
+from circuits.figures.panels import bars, heat, rows_to_series
+from circuits.figures.results import by_head
 from circuits.interventions.apply import intervene, run_with_padding
 from circuits.interventions.base import Intervention
 from circuits.logit_lens._stream_parts import ReadOut, components, needed, streams
@@ -365,7 +367,13 @@ class DirectAttribution:
 
     def plot(self) -> Figure:
         """Returns a plotly figure of the shares: of each layer's attention and MLP as bars, of each head as a map."""
-        return shares_figure(self.layers, self.frame, self.name)
+        heads = by_head(self.frame[self.frame["head"].notna()], "share")
+        panels = [
+            bars({"share": rows_to_series(self.layers, "component", "share")}, y=f"share of {self.name}"),
+            heat(heads, unit="share", signed=True, row=26),
+        ]
+        subtitle = "What each part adds directly, with the 95% interval over examples; below, each head."
+        return draw(panels, f"Direct attribution of {self.name}", subtitle)
 
 
 def _sublayer(name: str) -> str:

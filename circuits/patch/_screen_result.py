@@ -12,7 +12,8 @@ import pandas as pd
 from circuits.circuit._component_graph import Effect, Graph, Member, Where, parse_member
 from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
-from circuits.figures.results import screening_figure
+from circuits.figures.layout import GREY, draw
+from circuits.figures.panels import Series, points, rows_to_series
 from circuits.interventions.base import Intervention
 from circuits.model.types import Figure
 from circuits.patch._gradients import PatchExamples
@@ -85,7 +86,19 @@ class ScreenResult:
 
     def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure with a panel per metric: exact effect against estimate, and the identity line."""
-        return screening_figure(self.frame, chosen_metrics(self.frame, metric))
+        panels = []
+        for name in chosen_metrics(self.frame, metric):
+            rows = self.frame[(self.frame["metric"] == name) & self.frame["effect"].notna()]
+            both = rows[["estimate", "effect"]]
+            ends = [float(both.min().min()), float(both.max().max())]
+            hover = [f"{n}<br>effect {e:.4g}" for n, e in zip(rows["variant"], rows["effect"], strict=True)]
+            diagonal = {"mode": "lines", "line": GREY, "hoverinfo": "skip", "showlegend": False}
+            series = {"equal": Series(ends, ends, style=diagonal)}
+            series["measured"] = rows_to_series(rows, "estimate", "effect", hover=hover, look=0)
+            axes: dict[str, Any] = {"x": f"estimated effect on {name}", "y": "exact effect"}
+            panels.append(points(series, name, height=320, width=300, categories=False, **axes))
+        subtitle = "A point per measured patch, with 95% intervals over examples; dashed: where both agree."
+        return draw(panels, "Estimated and exact effects", subtitle, columns=len(panels))
 
     def _rank_rows(self, metric: str | None, by: str, caller: str) -> pd.DataFrame:
         """Returns one metric's rows with a column `size`, the largest first."""
