@@ -45,11 +45,6 @@ def _means(short: Mapping[str, str]) -> str:
     return "; ".join(f"{text}: {name}" for name, text in short.items()) + "."
 
 
-def spelled(text: str) -> str:
-    """Returns a text as plotly shows it: a token such as <s> would be taken for a tag, and be gone."""
-    return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
 GROUND, INK, GRID = "#ffffff", "#1b1f24", "#dfe3e8"
 #: A line to compare with.
 GREY: dict[str, Any] = {"dash": "dash", "color": "#808080", "width": 1.5}
@@ -233,8 +228,9 @@ def _labels(traces: Sequence[Any], letter: str) -> tuple[list[str], int]:
 def _compute_bottom_margin(panel: Panel, width: float) -> float:
     """Returns the pixels below a panel: more where plotly turns its labels for want of room."""
     labels, longest = _labels(panel.traces, "x")
-    turned = longest * CHARACTER > width / max(1, len(labels))
-    return BELOW + (0.7 * CHARACTER * min(longest, LONGEST_LABEL) if turned else 0.0)
+    # Longer ones are shortened.
+    turned = LONGEST_LABEL >= longest > width / CHARACTER / max(1, len(labels))
+    return BELOW + (0.7 * CHARACTER * longest if turned else 0.0)
 
 
 def _shorten_long_labels(figure: Any) -> str:

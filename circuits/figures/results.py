@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from itertools import product
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import draw, mark, spelled
+from circuits.figures.layout import draw, mark
 from circuits.figures.panels import Series, curve, heat, points, rows_to_series
 
 #: How the controls of a probe are drawn.
@@ -60,7 +61,9 @@ def _draw_sweep_heatmaps(
         grid = of_metric[of_metric["site"] == site].pivot(index=columns, columns=across, values="effect")
         grid.index = pd.Index([".".join(map(str, row if len(columns) > 1 else (row,))) for row in grid.index])
         if across == "position" and words is not None:
-            grid.columns = [spelled(words[at]) if 0 <= at < len(words) else str(at) for at in grid.columns]
+            grid.columns = [
+                escape(words[at], quote=False) if 0 <= at < len(words) else str(at) for at in grid.columns
+            ]
         # Effects at several sites are compared by their colours.
         end = float(of_metric["effect"].abs().max())
         title = str(metric) if len(sites) == 1 else f"{metric}: {site}"
@@ -160,7 +163,8 @@ def attention_figure(
     """
     if labels is not None and len(labels) != mean.shape[-1]:
         raise CircuitsError(f"plot: {len(labels)} labels for {mean.shape[-1]} positions")
-    names = [spelled(str(label)) for label in labels or range(mean.shape[-1])]
+    # A token such as <s> would be taken for a tag, and be gone.
+    names = [escape(str(label), quote=False) for label in labels or range(mean.shape[-1])]
     largest, heads = largest_choice(mean) if largest is None else largest, mean.shape[1]
     side = 132 if heads <= 4 else 84
     panels = [

@@ -213,7 +213,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: ablate.classes("z", [0, 1], prompts(m, [[1, 2, 3], [4]])), "have padding", "of one length"),
     (lambda m: run(m, [[1, 2, 3], [4, 5]], permute.positions([1, 0])), "padding", "position table"),
     (lambda m: permute.positions([1, 2, 3]), "[1, 2, 3]", "permutation of 0..n-1"),
-    (lambda m: transplant.weights(m, "attention"), "'attention'", "q, k, v, qkv, o, attn"),
+    (lambda m: transplant.weights(m, "attention"), "'attention'", "q, k, v, o, mlp"),
     (
         lambda m: run(m, tokens, transplant.weights(build(family=HOOKED, n_layers=1), "q")),
         "source has no blocks.1",
