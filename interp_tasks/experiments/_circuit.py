@@ -78,7 +78,7 @@ SOURCE_HELP = "What cut edges hear: resample, or a name of the task's."
 SOURCE = typer.Option("--source", metavar="SOURCE", help=SOURCE_HELP, show_default="values, or resample")
 METRIC = typer.Option("--metric", metavar="NAME", help="What is to be faithful.", show_default="the task's")
 KIND = typer.Option("--kind", metavar="KIND", help="edges or nodes.")
-METHOD = typer.Option("--method", metavar="METHOD", help="Ranking: gradient, integrated or exact.")
+METHOD = typer.Option("--method", metavar="METHOD", help="Ranking: gradient, integrated, gim or exact.")
 SPANS = typer.Option("--spans", metavar="NAME=0,1;...", help="Find each edge at named positions alone.")
 RANK = typer.Option("--rank", metavar="RANK", help="By the mean effect, or by the mean size of effects.")
 FAITHFULNESS_OPTION = typer.Option("--faithfulness", metavar="SHARE", help="What the circuit has at least.")
@@ -119,7 +119,8 @@ def circuit(
         metric: what faithfulness is of, and what ranks; of one without a gradient, such as an accuracy, the task's
             first that has one ranks.
         kind: ``"edges"`` or ``"nodes"``.
-        method: what ranks members: effects by ``"gradient"`` or ``"integrated"`` gradients, or ``"exact"`` ones.
+        method: what ranks members: effects by ``"gradient"``, ``"integrated"`` or (edges) ``"gim"`` gradients, or
+            ``"exact"`` ones.
         spans: positions by name, counted in each prompt's own tokens (``"noun=6,7;verb=8"``, or a dict): each edge is
             ranked, and kept, at each of them alone. Default: at all positions.
         rank: by the size of the ``"mean"`` effect over examples, or by their mean ``"size"``, where signs differ.
@@ -168,7 +169,8 @@ class Search:
     def __post_init__(self) -> None:
         """Refuses what no checkpoint can be asked for."""
         check_choice("--kind", self.kind, ("edges", "nodes"))
-        check_choice("--method", self.method, ("gradient", "integrated", "exact"))
+        gim = ("gim",) if self.kind == "edges" else ()
+        check_choice("--method", self.method, ("gradient", "integrated", *gim, "exact"))
         check_choice("--rank", self.rank, ("mean", "size"))
         if self.spans and (self.kind == "nodes" or self.keep is not None):
             raise UserError(
@@ -313,7 +315,7 @@ def find_circuit(subject: LoadedCheckpoint, search: Search) -> FoundCircuit:
         return FoundCircuit(search.keep, metric, rows)
     of_kind = patch.edges if search.kind == "edges" else patch.screen
     options: dict[str, Any] = {"exact": "all" if search.method == "exact" else MEASURED, "rank": search.rank}
-    options["method"] = "gradient" if search.method == "gradient" else "integrated"
+    options["method"] = "integrated" if search.method == "exact" else search.method
     options |= {"spans": search.spans} if search.spans else {}
     screened = of_kind(model, base, source, rank, batch=batch, seed=seed, **options)
     ranking, curve = screened.ranking(by=search.ranked_by), None

@@ -21,7 +21,7 @@ REFUSED = [
     ("ablation", "matrix", {"tokens": np.full((2, 9), 26)}, "knows 0 to 25"),
     ("attention", "modular", {"mask": "rows"}, "not hidden by a mask"),
     ("attention", "matrix", {"mask": "diagonal"}, "mask 'diagonal': write rows, columns, or 3 rows of 3"),
-    ("circuit", "matrix", {"method": "best"}, "--method 'best': choose gradient, integrated or exact"),
+    ("circuit", "matrix", {"method": "best"}, "--method 'best': choose gradient, integrated, gim or exact"),
     ("circuit", "matrix", {"faithfulness": 1.5}, "--faithfulness 1.5: above 0 and at most 1"),
     ("circuit", "matrix", {"samples": 3}, "3 examples: one half finds the circuit"),
     ("circuit", "matrix", {"source": "shifted"}, "--source shifted: .* write a REF, or one of mask, values"),
