@@ -114,6 +114,8 @@ def weights(
     # Another thread may have replaced weights of the source.
     with hold_model_exclusively(source) if isinstance(source, nn.Module) else nullcontext():
         tensors = _tensors(source, caller)
+        if adapted := next((name for name in tensors if ".base_layer." in name), None):
+            raise CircuitsError(f"{caller}: the source has {adapted}{missing_weights_hint(tensors)}")
         for name in names:
             if not selected(tensors, (name,), chosen):
                 where = "" if chosen is None else f" in layers {','.join(map(str, chosen))}"

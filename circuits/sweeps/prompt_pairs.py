@@ -118,11 +118,17 @@ def _rows(file: Path) -> list[dict[str, Any]]:
         raise CircuitsError(f"{CALLER}: {file} is no CSV or JSON Lines that can be read: {problem}") from None
     if not rows:
         raise CircuitsError(f"{CALLER}: {file} has no rows; its columns are {', '.join(TEXTS)}")
+    columns = [str(name) for name in rows[0] if name is not None] if isinstance(rows[0], dict) else []
+    if missing := [name for name in NEEDED if name not in columns]:
+        raise CircuitsError(f"{CALLER}: {file} has no column {missing[0]}; it has {', '.join(columns)}")
     for number, row in enumerate(rows, start=1):
         # What a CSV row has beyond the header stands under None.
-        if not isinstance(row, dict) or None in row or not row.keys() <= rows[0].keys():
-            raise CircuitsError(f"{CALLER}: {file}, row {number}: not the columns of row 1, or of the header")
-        for name in dict.fromkeys([*NEEDED, *rows[0]]):
+        if not isinstance(row, dict) or not row.keys() <= {*columns}:
+            hint = "; put a text that has a comma in quotes" if isinstance(row, dict) and None in row else ""
+            raise CircuitsError(
+                f"{CALLER}: {file}, row {number}: not the columns of row 1, or of the header{hint}"
+            )
+        for name in columns:
             if row.get(name) in (None, "", []):
                 raise CircuitsError(f"{CALLER}: {file}, row {number}: nothing in column {name}")
     return rows

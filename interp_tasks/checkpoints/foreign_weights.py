@@ -242,6 +242,10 @@ def weight_files(source: Path, step: int | None) -> dict[int, Path]:
         return {step_in_name(source) or 0 if step is None else step: source}
     if not source.is_dir():
         raise UserError(f"no file or folder {str(source)!r}")
+    if (source / "adapter_config.json").is_file():
+        raise UserError(
+            f"{source} holds LoRA adapters: save the model that they are merged into (merge_and_unload)"
+        )
     if step is not None:
         raise UserError(f"step {step}: {source} is a folder, whose files say their steps by their names")
     found: dict[int, Path] = {}

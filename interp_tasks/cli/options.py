@@ -47,6 +47,10 @@ METRIC = Annotated[
     ),
 ]
 
+TOP = Annotated[
+    int | None, typer.Option("--top", metavar="N", min=1, help="In the table: the N largest effects, ranked.")
+]
+
 
 def check_rate(rate: float | None) -> float | None:
     # A larger one no machine has.
@@ -111,11 +115,17 @@ def check_files(name: str, out: Path | None, plot: bool) -> None:
 
 
 def show_result(
-    result: Result, format: str, metric: str | None, out: Path | None, plot: bool, quiet: bool
+    result: Result,
+    format: str,
+    metric: str | None,
+    out: Path | None,
+    plot: bool,
+    quiet: bool,
+    top: int | None = None,
 ) -> None:
     """Prints a result, and writes the files that are wanted."""
     if out is None and not plot:
-        print_as(result, format, metric)
+        print_as(result, format, metric, top)
         return
 
     def write() -> list[Path]:
@@ -123,7 +133,7 @@ def show_result(
             return result.write(out, page=plot)
         return [result.page().write(target("", result.experiment, PAGE))]
 
-    write_and_show(write, lambda: print_as(result, format, metric), quiet)
+    write_and_show(write, lambda: print_as(result, format, metric, top), quiet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +175,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
         examined = option("ckpt", REFS)
     else:
         examined = option("ckpt", REFS_OR_TASK, [])
-    of_rows = [option("metric", METRIC, None)] if of_metrics else []
+    of_rows = [option("metric", METRIC, None), option("top", TOP, None)] if of_metrics else []
 
     def call(
         *,
@@ -179,6 +189,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
         **asked: Any,
     ) -> None:
         metric = asked.pop("metric", None) if of_metrics else None
+        top = asked.pop("top", None)
         check_files(experiment.name, out, plot)
         if import_path is not None:
             import_file(import_path)
@@ -196,7 +207,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
             if of_examples:
                 given["progress"] = progress
             result = EXPERIMENTS[experiment.name].function(found, **given)
-        show_result(result, format, metric, out, plot, quiet)
+        show_result(result, format, metric, out, plot, quiet, top)
 
     parameters = [examined, *own, *of_rows, *options_of(ResultOptions)]
     made = make_command(experiment.name, line, experiment.function, parameters, call)

@@ -309,8 +309,12 @@ FORMATS = ("table", "json", "csv")
 OF_HEADS = ("ablation", "patch")
 
 
-def print_as(result: Result, format: str, metric: str | None = None) -> None:
-    """Print a result; a table of one metric, the task's own if none is said, and JSON and CSV of all if none is."""
+def print_as(result: Result, format: str, metric: str | None = None, top: int | None = None) -> None:
+    """Print a result; a table of one metric, the task's own if none is said, and JSON and CSV of all if none is.
+
+    Args:
+        top: how many rows a table has for each checkpoint and metric, those of the largest effects, ranked.
+    """
     from interp_tasks.measurement.result import own_view, shown_columns, shown_rows
 
     compares = own_view(result.frame, "view_columns") is None
@@ -320,6 +324,9 @@ def print_as(result: Result, format: str, metric: str | None = None) -> None:
         return
     frame, notes = chosen.frame, list(chosen.notes)
     rows = shown_rows(frame)
+    if top is not None:
+        order = rows["effect"].abs().sort_values(ascending=False, kind="stable").index
+        rows = rows.loc[order].groupby(["ref", "metric"], sort=False).head(top)
     columns = shown_columns(rows)
     if compares:
         if result.experiment in OF_HEADS and rows["variant"].nunique() == 1:

@@ -157,3 +157,46 @@ def test_packed_weights_are_edited_around_and_not_multiplied(hf_model):
     ):
         with pytest.raises(CircuitsError, match=r"blocks.1.attn.o.weight is packed \(int8 \[768, 1\]\)"):
             call()
+
+
+class Adapter(torch.nn.Module):
+    """A linear map with a LoRA adapter beside it, as PEFT puts it into a model."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.base_layer = linear
+        self.lora_A = torch.nn.Linear(linear.in_features, 2, bias=False).to(linear.weight)
+        self.lora_B = torch.nn.Linear(2, linear.out_features, bias=False).to(linear.weight)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+    def merged(self):
+        self.base_layer.weight.data += self.lora_B.weight @ self.lora_A.weight
+        return self.base_layer
+
+
+def test_adapters_act_and_what_needs_the_weight_in_their_place_is_refused(hf_model):
+    from transformer_lens.model_bridge import TransformerBridge
+
+    def bridge():
+        shared = {"hf_model": plain, "dtype": torch.float64, "device": "cpu"}
+        return TransformerBridge.boot_transformers(str(hf_model.folder("llama")), **shared)
+
+    plain = hf_model.plain("llama")
+    adapters = [Adapter(layer.self_attn.q_proj) for layer in plain.model.layers]
+    for layer, adapter in zip(plain.model.layers, adapters, strict=True):
+        layer.self_attn.q_proj = adapter
+    model, edits = bridge(), (ablate.zero("0.1"), patch.activations("q.1", OTHER))
+    assert torch.allclose(run(model, TOKENS), plain(TOKENS).logits, atol=1e-10)
+    edited = run(model, TOKENS, *edits)
+    for call in (
+        lambda: run(model, TOKENS, patch.path("0.1", ("q", "1.0"), OTHER)),
+        lambda: transplant.weights(model, "qkv"),
+        lambda: run(model, TOKENS, transplant.weights(hf_model("llama"), "qkv")),
+    ):
+        with pytest.raises(CircuitsError, match=r"merge them \(merge_and_unload\), then make the bridge"):
+            call()
+    for layer, adapter in zip(plain.model.layers, adapters, strict=True):
+        layer.self_attn.q_proj = adapter.merged()
+    assert torch.allclose(run(bridge(), TOKENS, *edits), edited, atol=1e-10)

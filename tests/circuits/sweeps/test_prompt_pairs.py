@@ -86,7 +86,7 @@ def test_a_mistake_is_one_line_with_its_row(model, tmp_path, change, message):
     ("content", "message"),
     [
         ("", "has no rows; its columns are clean, answer, wrong, corrupted"),
-        ("clean,answer\nw1, w2", "row 1: nothing in column wrong"),
+        ("clean,answer\nw1, w2", "has no column wrong; it has clean, answer"),
         ("clean,answer,wrong\nw1, w2, w3, w4", "row 1: not the columns of row 1, or of the header"),
         (None, "no CSV or JSON Lines that can be read: No such file"),
     ],

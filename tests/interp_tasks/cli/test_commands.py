@@ -131,6 +131,16 @@ def test_people_see_the_metric_that_is_the_tasks_own(call, monkeypatch):
     assert {row["metric"] for row in records(call, "--ckpt", "run@40", "--metric", "mse_all")} == {"mse_all"}
 
 
+def test_the_largest_effects_are_ranked(call):
+    asked = ["--ckpt", "run@40", "--heads", "each"]
+    rows = [row for row in records(call, *asked) if row["metric"] == "mse_masked"]
+    largest = sorted(rows, key=lambda row: -abs(row["effect"]))
+    code, out, _ = call("ablation", *asked, "--top", "3", *SMALL)
+    table = out.partition("\n\n")[0].splitlines()[-3:]
+    assert (code, len(rows) > 3) == (0, True)
+    assert [row.split()[0] for row in table] == [row["variant"] for row in largest[:3]]
+
+
 #: What a command is asked for, and what the head of its table says of it.
 HEADS = {
     "ablation --heads each --positions hidden": "mode uniform · positions hidden",

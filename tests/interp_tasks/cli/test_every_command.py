@@ -122,9 +122,9 @@ def results(monkeypatch):
     """Keep the results that experiments print, with the metric that was asked for."""
     kept = []
 
-    def keep(result, format, metric):
+    def keep(result, format, metric, top):
         kept.append((result, metric))
-        print_as(result, format, metric)
+        print_as(result, format, metric, top)
 
     monkeypatch.setattr(cli_options, "print_as", keep)
     return kept

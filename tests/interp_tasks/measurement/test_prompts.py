@@ -125,7 +125,7 @@ def test_every_command_measures_on_prompts(run, call, tmp_path):
 REFUSED = {
     "ablation --ckpt run": "say --task NAME, --prompts FILE with texts and answers",
     "ablation --ckpt run --prompts nowhere.csv": "--prompts nowhere.csv: no such file",
-    "ablation --ckpt run --prompts short.csv": "row 1: nothing in column wrong",
+    "ablation --ckpt run --prompts short.csv": "has no column wrong; it has clean, answer",
     "ablation --ckpt run --prompts prompts.jsonl --split test": "give --split or --prompts, not both",
     "ablation --ckpt run --prompts prompts.jsonl --task miiii": "give --task or --prompts, not both",
     "ablation --ckpt run --prompts prompts.jsonl --metric loss": "choose logit_difference or accuracy",
