@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     PositionsLike = IndicesLike | slice
     #: An id or a text for all examples, or a list with one (or a list of several) for each.
     AnswersLike = int | str | Sequence[int | str | Sequence[int | str]] | Tensor
-    #: Of an output, and of the rows of `batch` if given: a value per example [n], a pair (sum, count), a dict of these.
-    MetricFunction = Callable[..., Tensor | tuple[Tensor, Tensor] | Mapping[str, Any]]
-    #: One function, or several by name.
-    MetricLike = MetricFunction | Mapping[str, MetricFunction] | None
+    #: Of an output, and of the rows of `batch` if given: a value per example [n], a pair (sum, count), a dict of these;
+    #: or several such functions by name.
+    MetricLike = Callable[..., Any] | Mapping[str, Callable[..., Any]] | None
     #: Something of each example, such as its labels: it has len() and takes a slice of rows.
     BatchLike = Tensor | np.ndarray | Sized | None
     #: What `patch.screen` or `patch.edges` returned, or names of nodes or edges, the largest first.

@@ -78,7 +78,9 @@ def linear(
 
     Inside `intervene` the edits are in force. Sources: Gopalani, Lubana, Hu 2024, figure 6; Hewitt & Liang 2019.
     """
-    draws, penalty, fitted = _parse_numbers(draws, ridge, intercept)
+    draws, penalty, fitted = parse_draws(draws, "probe"), float(ridge or 0), bool(intercept)
+    if isinstance(ridge, bool) or not penalty >= 0:
+        raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
     surface, seed = HookedModel.of(model), parse_seed(seed, "probe")
     prompts = parse_prompts(surface, tokens, "probe")
     entries = parse_entries(prompts, positions, splits, test, seed)
@@ -96,12 +98,6 @@ def linear(
     settings = {"seed": seed, "draws": draws, "batch_size": size, "intercept": fitted, "ridge": penalty}
     weights = {(one.site.label, one.target): one.fitted for one in probes}
     return ProbeResult(tabulate(probes, entries, seed, draws), weights, settings | surface.settings)
-
-
-def _parse_numbers(draws: Any, ridge: Any, intercept: Any) -> tuple[int, float, bool]:
-    if ridge is not None and (isinstance(ridge, bool) or not ridge >= 0):
-        raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
-    return parse_draws(draws, "probe"), float(ridge or 0), bool(intercept)
 
 
 def _fit_probes(

@@ -118,7 +118,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
         raise CircuitsError(f"{CALLER}: {file} is no CSV or JSON Lines that can be read: {problem}") from None
     if not rows:
         raise CircuitsError(f"{CALLER}: {file} has no rows; its columns are {', '.join(TEXTS)}")
-    columns = [str(name) for name in rows[0] if name is not None] if isinstance(rows[0], dict) else []
+    columns = [*filter(None, rows[0])] if isinstance(rows[0], dict) else []
     if missing := [name for name in NEEDED if name not in columns]:
         raise CircuitsError(f"{CALLER}: {file} has no column {missing[0]}; it has {', '.join(columns)}")
     for number, row in enumerate(rows, start=1):
