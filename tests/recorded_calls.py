@@ -10,6 +10,7 @@ that what differs by more than 1e-8 was computed otherwise. A call that is refus
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import tempfile
@@ -124,8 +125,18 @@ def calls(model: Any, other: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
         "permute": permute.positions(4),
         "steer": edit("blocks.0.hook_resid_post", lambda x: x + 0.5, positions=[1]),
     }
-    for name, one in edits.items():
+    later = {
+        "noise": ablate.noise([(0, 1), (1, 2)], 0.3, seed=2),
+        "classes": ablate.classes("resid_post.0", torch.arange(BATCH) % 3, tokens),
+    }
+    for name, one in (edits | later).items():
         yield f"run {name}", lambda one=one: run(model, tokens, one)
+        if not name.startswith(("transplant", "steer")):
+            yield f"describe {name}", lambda one=one: json.dumps(one.describe(), sort_keys=True)
+    grid = torch.full((WORDS, LENGTH), 3)
+    grid[:, 1] = torch.arange(WORDS)
+    waves = ablate.frequencies("resid_post.0", [1, 4], [1], WORDS, grid=grid)
+    yield "run frequencies", lambda: run(model, grid[3:9], waves)
     yield "run two", lambda: run(model, tokens, edits["zero heads"], edits["patch stream"])
     yield "cache", lambda: cache(model, tokens, ["blocks.1.attn.hook_z"])["blocks.1.attn.hook_z"]
     yield "sweep all", lambda: sweep(model, tokens, edits, metric).frame
@@ -143,6 +154,15 @@ def calls(model: Any, other: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
                 ).frame
             ),
         )
+    for name, plot in {
+        "sweep": lambda: sweep(model, tokens, ablate.each(ablate.zero, heads("all", model)), ends).plot(),
+        "screen": lambda: patch.screen(model, tokens, source, metric).plot(),
+        "edges": lambda: patch.edges(model, tokens, source, metric).plot(),
+        "patterns": lambda: patterns.attention(model, tokens).plot(),
+        "lens": lambda: lens(model, tokens, metric).plot(),
+        "circuit": lambda: circuit.edges(["0.1 -> 1.2.q"], model).plot(),
+    }.items():
+        yield f"plot {name}", lambda plot=plot: drawn(plot())
     known = circuit.nodes(["0.0", "1.1"], model)
     yield "keep", lambda: run(model, tokens, known.keep(source))
     yield "cut", lambda: run(model, tokens, circuit.edges(["0.1 -> 1.2.q"], model).cut(source))
@@ -155,8 +175,16 @@ def calls(model: Any, other: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     )
 
 
-def numbers(result: Any) -> list[float]:
-    """Returns sum, norm and a fixed random projection of all numbers of a result."""
+def drawn(figure: Any) -> str:
+    """Returns the kinds and names of what a figure draws, and its texts."""
+    traces = [(trace.type, trace.name, len(trace.x or ())) for trace in figure.data]
+    return json.dumps([traces, figure.layout.title.text, [note.text for note in figure.layout.annotations]])
+
+
+def numbers(result: Any) -> list[float] | str:
+    """Returns sum, norm and a fixed random projection of all numbers of a result; the digest of a text."""
+    if isinstance(result, str):
+        return hashlib.sha256(result.encode()).hexdigest()[:16]
     if hasattr(result, "select_dtypes"):
         frame = result.select_dtypes("number")
         result = torch.tensor(frame[sorted(frame.columns)].to_numpy(float))
@@ -164,6 +192,17 @@ def numbers(result: Any) -> list[float]:
     x = x[x.isfinite()]
     weights = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return [x.sum().item(), x.norm().item(), (weights @ x).item(), float(len(x))]
+
+
+def made(name: str, models: tuple[Any, Any]) -> dict[str, Any]:
+    """Makes all calls on a model and another of its kind, and returns their numbers by name."""
+    found: dict[str, Any] = {}
+    for label, call in calls(*models):
+        try:
+            found[f"{name}: {label}"] = numbers(call())
+        except CircuitsError as error:
+            found[f"{name}: {label}"] = type(error).__name__
+    return found
 
 
 def record() -> dict[str, Any]:
@@ -175,11 +214,7 @@ def record() -> dict[str, Any]:
             folders = [families.save(name, Path(scratch) / f"{name}-{seed}", seed) for seed in (0, 1)]
             models[name] = lambda folders=folders: tuple(families.boot(folder) for folder in folders)
         for name, make in models.items():
-            for label, call in calls(*make()):
-                try:
-                    found[f"{name}: {label}"] = numbers(call())
-                except CircuitsError as error:
-                    found[f"{name}: {label}"] = type(error).__name__
+            found |= made(name, make())
     return found
 
 
