@@ -260,13 +260,10 @@ def _choose_curve_sizes(asked: list[int | float] | None, total: int) -> list[int
 
 
 def _parse_sizes(sizes: Any) -> list[int | float]:
-    listed = list(sizes) if isinstance(sizes, Iterable) and not isinstance(sizes, str) else [sizes]
+    listed = list(sizes)
     for size in listed:
-        is_share = isinstance(size, float | np.floating) and 0 < size <= 1
-        if not (is_share or is_whole(size, 0)):
+        if not is_whole(size, 0) and not (isinstance(size, float | np.floating) and 0 < size <= 1):
             raise CircuitsError(
                 f"{_CALLER}: sizes are whole numbers of members, or shares above 0 up to 1.0; got {size!r}"
             )
-    if not listed:
-        raise CircuitsError(f"{_CALLER}: no size given")
-    return [int(size) if is_whole(size) else float(size) for size in listed]
+    return listed

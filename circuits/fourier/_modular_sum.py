@@ -99,16 +99,12 @@ class ModularSum:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "coordinates", parse_numbers(self.coordinates, "ModularSum: coordinates"))
-        if self.coordinates.is_floating_point() or not all(map(is_whole, self.coefficients)):
+        shape, numbers = list(self.coordinates.shape), self.coefficients
+        whole = not self.coordinates.is_floating_point() and all(map(is_whole, numbers))
+        if not whole or shape[1:] != [len(numbers)] or self.period < 2:
             raise CircuitsError(
-                f"ModularSum: coordinates and coefficients are whole numbers; got {self.coordinates.dtype} and "
-                f"{list(self.coefficients)}"
-            )
-        shape = list(self.coordinates.shape)
-        if len(shape) != 2 or shape[1] != len(self.coefficients) or self.period < 2:
-            raise CircuitsError(
-                f"ModularSum: coordinates [input coordinate] with a coefficient for each, and a period from 2; got "
-                f"{shape}, {len(self.coefficients)} coefficients, period {self.period}"
+                f"ModularSum: coordinates [input coordinate] with a coefficient for each, all whole numbers, and a "
+                f"period from 2; got {self.coordinates.dtype} {shape}, {list(numbers)} and period {self.period}"
             )
 
     @cached_property

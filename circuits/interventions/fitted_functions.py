@@ -140,16 +140,10 @@ def fourier_functions(
             f"0-{period - 1} at positions {list(coords)} once; it has {len(x)} examples, {different} of them different"
         )
     described = {"keys": list(keys), "period": period, "coords": list(coords), "directions": directions}
-    values = Snapshot(fourier_values(x.cpu().long(), period, keys, directions))
-    return Functions(caller, grid, values, {"value": "frequencies", **described, "grid": grid.describe()})
-
-
-def fourier_values(x: Tensor, period: int, keys: tuple[int, ...], directions: str) -> Tensor:
-    """Returns Fourier functions at coordinates [example coordinate], as [example function], of mean square 1 on the
-    grid; `directions` as in `ablate.frequencies`.
-    """
+    x = x.cpu().long()
     x = x.sum(1, keepdim=True) if directions == "sum" else x
-    return torch.cat([products(x, key, period) for key in keys], 1)
+    values = Snapshot(torch.cat([products(x, key, period) for key in keys], 1))
+    return Functions(caller, grid, values, {"value": "frequencies", **described, "grid": grid.describe()})
 
 
 def class_functions(examples: Snapshot, classes: Tensor, caller: str) -> Functions:

@@ -56,20 +56,16 @@ class Projections:
 
     def onward(self, site: str, layer: int | None, stream: Tensor) -> Tensor:
         """Returns the residual stream past a site: normalised in a post-norm model, else the same object."""
-        path = self.surface.stream_norm(site, layer)
-        if path is None:
-            return stream
-        normed: Tensor = self.surface.model.get_submodule(path)(stream)
-        return normed
+        return self._normed(self.surface.stream_norm(site, layer), stream)
 
     def added(self, site: str, layer: int, output: Tensor) -> Tensor:
         """Returns what is added to the stream, before the hooks at attn_out or mlp_out: the output of the sublayer's
         weights, normalised where a norm follows them, else the same object.
         """
-        path = self.surface.sublayer_norm(site, layer)
-        if path is None:
-            return output
-        normed: Tensor = self.surface.model.get_submodule(path)(output)
+        return self._normed(self.surface.sublayer_norm(site, layer), output)
+
+    def _normed(self, path: str | None, x: Tensor) -> Tensor:
+        normed: Tensor = x if path is None else self.surface.model.get_submodule(path)(x)
         return normed
 
     def by_head(self, site: str, layer: int) -> tuple[Tensor, Tensor]:

@@ -320,7 +320,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: fourier.components(fourier.Grid({"a": 4, "b": 5}), [1]), "equal sides", "[4, 5]"),
     (lambda m: fourier.key_frequencies(fourier.spectrum(torch.randn(9)), "largest"), "rule='largest'"),
     (lambda m: fourier.clusters(fourier.spectrum(torch.randn(9, 2)), 85), "threshold=85; give a share"),
-    (lambda m: fourier.ModularSum(digits, (1,), 5), "1 coefficients"),
+    (lambda m: fourier.ModularSum(digits, (1,), 5), "a coefficient for each", "[25, 2], [1]"),
     (lambda m: fourier.ModularSum(digits + 0.3, (1, 1), 5), "whole numbers"),
     (lambda m: fourier.ModularSum(digits, (1, 1), 5).waves(3), "frequencies from 1 to 2 for period 5"),
     (lambda m: fourier.ModularSum(digits, (1, 1), 5).cosines(torch.randn(25, 4)), "got [25, 4]"),

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from circuits import fourier
-from circuits.interventions.fitted_functions import fourier_values
+from circuits.interventions.fitted_functions import fourier_functions
+from circuits.tensors import Snapshot
 
 PERIODS = [1, 2, 3, 8, 13, 113]
 
@@ -140,7 +141,9 @@ def test_blocks_by_hand():
 def test_components_are_what_frequencies_removes(period, keys):
     grid = fourier.Grid({"a": period, "b": period})
     found = fourier.components(grid, keys)
-    waves = fourier_values(grid.coordinates(), period, tuple(keys), "all")
+    of_grid = Snapshot(grid.coordinates())
+    positions = tuple(range(len(grid.sizes)))
+    waves = fourier_functions(of_grid, positions, period, tuple(keys), "all", "test").values.tensor
     torch.testing.assert_close(found, waves / period, rtol=0, atol=1e-13)
     torch.testing.assert_close(
         found.T @ found, torch.eye(found.shape[1], dtype=torch.float64), atol=1e-12, rtol=0
