@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from circuits.errors import CircuitsError
 from circuits.model.activation_recording import hold_eval_mode, recording
 from circuits.model.hooked_model import HookedModel
-from circuits.model.hooks import Function, Handle, hooks_on
+from circuits.model.hooks import Handle, hooks_on
 from circuits.model.sites import KINDS, Site
 from circuits.model.supported import decided, is_unchecked, unchecked
 
@@ -72,27 +72,22 @@ def _rows(surface: HookedModel, tokens: Tensor) -> list[tuple[str, int | None, f
     clean = _logits(surface.model(tokens))
     tolerance = _TOLERANCE.get(clean.dtype, _HALF)
     _check_wrapped(surface.model, tokens, clean, tolerance)
-    places: list[Place] = [
-        (name, layer)
+    hooks: dict[Place, str] = {
+        (name, layer): kind.hook.format(layer)
         for name, kind in KINDS.items()
         for layer in (range(surface.n_layers) if kind.per_layer else (None,))
-        if Site(name, layer).hook() in surface.hooks
-    ]
-    hooks = {place: Site(*place).hook() for place in places}
+        if kind.hook.format(layer) in surface.hooks
+    }
     with recording(surface, hooks.values()) as seen:
         surface.model(tokens)
-    ours = {
-        (name, layer): seen[hook]
-        for (name, layer), hook in hooks.items()
-        if hook in seen and seen[hook].ndim == len(KINDS[name].axes)
-    }
-    wrong = _broken_sums(surface, ours, tolerance)
+    axes = {place: len(KINDS[place[0]].axes) for place in hooks}
+    ours = {at: seen[hook] for at, hook in hooks.items() if hook in seen and seen[hook].ndim == axes[at]}
+    verdicts = dict.fromkeys(hooks, "its hook point never fires, or holds something of another shape")
+    verdicts |= dict.fromkeys(ours, SAME) | _broken_sums(surface, ours, tolerance)
     rows: list[tuple[str, int | None, float, str]] = []
-    for place in places:
-        difference, verdict = float("nan"), wrong.get(place, SAME)
-        if place not in ours:
-            verdict = "its hook point never fires, or holds something of another shape"
-        elif verdict == SAME:
+    for place, verdict in verdicts.items():
+        difference = float("nan")
+        if verdict == SAME:
             difference, verdict = _measure_write_difference(
                 surface, tokens, place, ours[place], clean, tolerance
             )
@@ -205,16 +200,16 @@ def _same(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 
 @contextmanager
 def _plain_hooks(
-    surface: HookedModel, batch: int, site: str, layer: int | None, function: Function
+    surface: HookedModel, batch: int, site: str, layer: int | None, function: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
     """Writes to a site inside the block by hooks of torch alone, at the module that computes it."""
     heads = surface.head_count(KINDS[site]) if surface.bridged and site in ("q", "k", "v", "z") else None
 
-    def shaped(x: Tensor) -> Tensor | None:
+    def shaped(x: Tensor) -> Tensor:
         """Applies the function where a module has batch and positions, or the heads, on one axis."""
         whole = x if x.ndim > 2 else x.unflatten(0, (batch, -1))
         new = function(whole if heads is None or x.ndim == 4 else whole.unflatten(-1, (heads, -1)))
-        return None if new is None else new.reshape(x.shape)
+        return new.reshape(x.shape)
 
     if site in ("scores", "pattern"):
         with _Softmax(layer or 0, function, before=site == "scores"):
@@ -224,9 +219,7 @@ def _plain_hooks(
     streams: list[Tensor] = []
 
     def change(added: Tensor) -> Tensor:
-        new = shaped(streams[-1] + added)
-        assert new is not None
-        return new - streams[-1]
+        return shaped(streams[-1] + added) - streams[-1]
 
     if site != "resid_mid" or (surface.huggingface and site in surface.huggingface.family.places):
         handles = [_hooked(*_find_site_module(surface, block, site, layer), shaped)]
@@ -287,7 +280,7 @@ def _hooked(module: nn.Module, before: bool, function: Callable[[Tensor], Tensor
 class _Softmax(TorchFunctionMode):
     """Changes what the softmax of one layer's attention is given, or what it gives."""
 
-    def __init__(self, layer: int, function: Function, before: bool) -> None:
+    def __init__(self, layer: int, function: Callable[[Tensor], Tensor], before: bool) -> None:
         super().__init__()
         self._layer, self._function, self._before = layer, function, before
         self._seen = 0
