@@ -391,12 +391,5 @@ def each(
     where `make` takes layers, "seed 2" where its first argument is called seed, else the item.
     `circuits.grid` does the same over several arguments at once, by their names.
     """
-    listed = grids.items_or_none(items)
-    if listed is None:
-        raise CircuitsError(
-            f"ablate.each: give a list of items, not {items!r}; heads(spec, model) makes one of heads"
-        )
-    if not callable(make):
-        raise CircuitsError(f"ablate.each: make is a function that returns an intervention, got {make!r}")
     argument = next(iter(inspect.signature(make).parameters), "item")
-    return cast(dict[str, Intervention], grids.grid(make, {argument: listed}, **arguments))
+    return cast(dict[str, Intervention], grids.grid(make, {argument: items}, **arguments))

@@ -63,14 +63,9 @@ class Evaluation:
                 "p_random: (1 + those at least as faithful as the circuit) / (1 + all)."
             )
         tested = self.minimality.groupby(["circuit", "metric"], sort=False)["p_value"]
-        limits = (
-            line
-            for _, p_values in tested
-            for line in least_p_notes(
-                p_values.to_numpy(dtype=float), self.settings["n"], self.settings["flips"]
-            )
-        )
-        return "\n".join([*lines, *dict.fromkeys(f"Minimality: {line}" for line in limits)])
+        examples, flips = self.settings["n"], self.settings["flips"]
+        notes = (least_p_notes(p_values.to_numpy(dtype=float), examples, flips) for _, p_values in tested)
+        return "\n".join([*lines, *dict.fromkeys(f"Minimality: {line}" for each in notes for line in each)])
 
     def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure of the faithfulness of circuits and of random ones, under one metric (the first)."""

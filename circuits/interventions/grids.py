@@ -35,10 +35,11 @@ def grid(
         raise CircuitsError('grid: axes are a dict of argument -> items, such as {"positions": range(6)}')
     items: list[list[tuple[str, Any]]] = []
     for axis, values in axes.items():
-        listed = items_or_none(values)
-        if not isinstance(axis, str) or listed is None or not (listed := list(listed)):
+        listed = _list_items(values)
+        if not isinstance(axis, str) or not listed:
             raise CircuitsError(
-                f"grid: an axis is the name of an argument with a list of items, got {axis!r}: {values!r}"
+                f"grid: an axis is the name of an argument with a list of items, got {axis!r}: {values!r}; "
+                "heads(spec, model) makes a list of heads"
             )
         items.append([named(axis, item) for item in listed])
     interventions: dict[str, Intervention | Draws] = {}
@@ -51,11 +52,11 @@ def grid(
     return interventions
 
 
-def items_or_none(given: Any) -> Iterable[Any] | None:
-    """Returns the items of a list, tensor or array, numbers as numbers; None for anything that is not a list."""
+def _list_items(given: Any) -> list[Any]:
+    """Returns the items of a list, tensor or array, numbers as numbers; none for anything that is not a list."""
     if isinstance(given, Tensor | np.ndarray):
         given = given.tolist() if given.ndim < 2 else given
-    return None if isinstance(given, str | bytes) or not isinstance(given, Iterable) else given
+    return [] if isinstance(given, str | bytes) or not isinstance(given, Iterable) else list(given)
 
 
 #: What one item of an axis is called.

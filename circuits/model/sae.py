@@ -27,8 +27,8 @@ CALLER = "splice"
 Function = Callable[[Tensor], Tensor]
 
 
-class SAEInsertion(nn.Module):
-    """An autoencoder in line at one site: a module that maps the site's activation to what the model goes on with.
+class SAEInsertion:
+    """An autoencoder in line at one site: it maps the site's activation to what the model goes on with.
 
     Attributes:
         features: the hook point of the features [batch pos feature].
@@ -38,7 +38,6 @@ class SAEInsertion(nn.Module):
     """
 
     def __init__(self, site: Site, encode: Function, decode: Function, dtype: torch.dtype | None) -> None:
-        super().__init__()
         self.site, self.width, self.dtype = site, 0, dtype
         self.encode, self.decode = encode, decode
         self.features, self.error = nn.Identity(), nn.Identity()

@@ -174,11 +174,9 @@ def follow(
 def _whole(given: Any, length: int, what: str) -> Tensor:
     """Returns whole numbers from 0, [length]."""
     numbers = parse_numbers(given, what).cpu()
-    is_whole = not numbers.is_floating_point() and numbers.dtype != torch.bool and bool((numbers >= 0).all())
-    if numbers.shape != (length,) or not is_whole:
+    if numbers.shape != (length,) or numbers.is_floating_point() or bool((numbers < 0).any()):
         raise CircuitsError(
-            f"{what} are {length} whole numbers from 0; got {list(numbers.shape)} of "
-            f"{str(numbers.dtype).removeprefix('torch.')}"
+            f"{what} are {length} whole numbers from 0; got {numbers.dtype} {list(numbers.shape)}"
         )
     return numbers.long()
 

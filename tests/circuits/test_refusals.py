@@ -282,7 +282,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: compare([(m(tokens), {"a": m(tokens)[:4]})]), "a is [4, 6, 11], the unedited [8, 6, 11]"),
     (lambda m: run(build(attn_only=True), tokens, ablate.zero(0)), "no site mlp_post", "embed"),
     (lambda m: grid(ablate.uniform, {"heads": []}), "grid: an axis is the name", "heads"),
-    (lambda m: ablate.each(ablate.uniform, "all"), "ablate.each", "list", "'all'"),
+    (lambda m: ablate.each(ablate.uniform, "all"), "a list of items", "'heads': 'all'"),
     (lambda m: draws(lambda seed: seed, 3), "make(seed)", "intervention", "got int"),
     (
         lambda m: sweep(m, tokens, zero, lambda x: (torch.ones(8), torch.arange(8) > 1)),
