@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from circuits.errors import CircuitsError
@@ -22,8 +21,7 @@ class SoftmaxHooks:
     """Hooks scores and pattern of a module that computes attention itself, for as long as any function is hooked.
 
     The softmax that the module calls is met while it runs: scores are what that is given, and what it returns is the
-    pattern. A call of torch's fused attention, which has none to meet, is computed in its steps. `masks_after` says
-    that the module masks the pattern once more, which would undo a write at a masked key.
+    pattern. `masks_after` says that the module masks the pattern once more, which would undo a write at a masked key.
     """
 
     def __init__(self, attention: Any, layer: int, masks_after: bool) -> None:
@@ -82,11 +80,6 @@ class SoftmaxHooks:
                 "there"
             )
 
-    @property
-    def grouped(self) -> bool:
-        """Whether heads share keys, which may then come with another axis than that of heads."""
-        return bool(getattr(self._attention, "num_key_value_groups", 1) > 1)
-
     def given(self, scores: Tensor) -> Tensor:
         new = _apply_in_order(self._listeners["scores"], scores)
         return scores if new is None else new
@@ -129,8 +122,6 @@ class _Softmax(TorchFunctionMode):
         # Inside this method the mode is off, so that a softmax which calls another is seen once.
         if func not in _MET or not args or args[0].ndim != 4:
             return func(*args, **kwargs)
-        if func is scaled_dot_product_attention:
-            return func(*args, **kwargs) if self._hooks.grouped else self._attention(*args, **kwargs)
         self.count += 1
         scores = self._hooks.given(args[0])
         if not self._hooks.masks_after:
@@ -138,30 +129,8 @@ class _Softmax(TorchFunctionMode):
         self._pattern = self._hooks.returned(pattern_of(scores))
         return self._pattern
 
-    def _attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-    ) -> Tensor:
-        """Returns what torch's scaled_dot_product_attention does, [batch head query d_head], by its definition."""
-        self.count += 1
-        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None:
-            hidden = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask
-        pattern = self._hooks.returned(pattern_of(self._hooks.given(scores)))
-        return dropout(pattern, dropout_p) @ value
 
-
-_MET = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax, scaled_dot_product_attention)
+_MET = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax)
 
 
 def _apply_in_order(listeners: Mapping[object, Function], value: Tensor) -> Tensor | None:
