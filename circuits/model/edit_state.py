@@ -37,7 +37,7 @@ class State:
     # Replaced values of each open block, in the order of entry.
     replacing: list[dict[nn.Parameter, Tensor]] = field(default_factory=list)
     # The stamp of each parameter after our last write to it; None while we write.
-    written: dict[nn.Parameter, tuple[int, int] | None] = field(default_factory=dict)
+    written: dict[nn.Parameter, tuple[int, int]] = field(default_factory=dict)
     # Autoencoders in the model, by the hook of their site.
     splices: dict[str, Any] = field(default_factory=dict)
     # Hooks and functions that get activations after all edits (`record.kept_last`), and their handles.
@@ -52,58 +52,20 @@ class State:
         """Copies values in place, so that tied and viewed parameters stay what they are, and so that torch refuses a
         backward pass through values that are no longer there.
         """
-        theirs = {
-            one: self.written[one] for one in self.written if one not in values and self._is_written(one)
-        }
-        self.written.update(dict.fromkeys(values))
         with torch.no_grad():
             for parameter, value in values.items():
                 parameter.copy_(value)
         # Of all: the q, k and v of GPT-2's bridge are columns of one matrix, whose version is that of each.
-        self.written = {one: theirs[one] if one in theirs else _stamp(one) for one in self.written}
+        self.written = {one: _stamp(one) for one in (self.written | values)}
 
     def current(self) -> dict[nn.Parameter, Tensor]:
         """Returns what the open blocks give parameters; a later block overrides an earlier."""
         return {parameter: value for block in self.replacing for parameter, value in block.items()}
 
-    def check_unwritten(self, model: nn.Module, what: str) -> None:
-        """Refuses replaced parameters to which somebody else has written since."""
-        others = set() if self.suspended else {one for one in self.current() if self._is_written(one)}
-        _refuse_written(model, others, what)
-
-    def _is_written(self, parameter: nn.Parameter) -> bool:
-        stamp = self.written.get(parameter)
-        return stamp is not None and stamp != _stamp(parameter)
-
-    def end(self, values: dict[nn.Parameter, Tensor]) -> set[nn.Parameter]:
-        """Takes one block's weights out again: a parameter gets what another open block put there, else its original,
-        and keeps what somebody else has written to it. Returns those.
-        """
-        others = {one for one in values if self._is_written(one)}
-        # Compared by identity, as another block may hold equal values.
-        self.replacing[:] = [block for block in self.replacing if block is not values]
-        left = self.current()
-        replaced = {one: self.originals[one] for one in values if one in self.originals}
-        self.write_parameters(
-            {one: left.get(one, value) for one, value in replaced.items() if one not in others}
-        )
-        for parameter in replaced.keys() - left.keys():
-            self.originals.pop(parameter, None)
-        return others
-
 
 def _stamp(parameter: nn.Parameter) -> tuple[int, int]:
     """Returns torch's version counter and the address of a parameter."""
     return 0 if parameter.is_inference() else parameter._version, parameter.data_ptr()
-
-
-def _refuse_written(model: nn.Module, others: set[nn.Parameter], what: str) -> None:
-    if others:
-        name = next((name for name, one in model.named_parameters() if one in others), "of before")
-        raise CircuitsError(
-            f"inside a block that replaces weights, {len(others)} of these parameters ({name}, ...) have been written "
-            f"to by something else, such as load_state_dict or an optimiser: {what}; load outside of the block"
-        )
 
 
 _states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
@@ -174,7 +136,6 @@ def suspended(model: nn.Module) -> Iterator[None]:
         if state.suspended:
             yield
             return
-        state.check_unwritten(model, "a clean pass would run on a mixture")
         before = {parameter: parameter.detach().clone() for parameter in state.originals}
         try:
             state.write_parameters(state.originals)
@@ -268,15 +229,14 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
     """Gives parameters other values inside the block, except in clean passes; a later value for one overrides an
     earlier.
 
-    Blocks may end in any order: a parameter then holds what the latest block still open gives it. What somebody else
-    has written to one meanwhile (load_state_dict, an optimiser) stays, so that weights which were loaded are whole;
+    Blocks may end in any order: a parameter then holds what the latest block still open gives it, else its original
+    value. One to which somebody else has written meanwhile (load_state_dict, an optimiser) stays as it is, and
     `CircuitsError` says so at a normal exit.
     """
     state, new = get_edit_state(model), dict(values)
     if not new:
         yield
         return
-    state.check_unwritten(model, "another block would replace a part of them")
     had, others = new.keys() & set(model.parameters()), set[nn.Parameter]()
     try:
         for parameter in new:
@@ -285,7 +245,21 @@ def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) ->
         state.write_parameters(new)
         yield
     finally:
-        others |= state.end(new)
+        current = state.current()
+        others |= {one for one in new if not torch.equal(one, current[one].to(one))}
+        # Compared by identity, as another block may hold equal values.
+        state.replacing[:] = [block for block in state.replacing if block is not new]
+        left = state.current()
+        originals = {one: state.originals.pop(one) for one in new if one in state.originals.keys() - left}
+        state.write_parameters(
+            {one: value for one, value in (left | originals).items() if one in new.keys() - others}
+        )
     # load_state_dict(..., assign=True) makes new ones, on which the block does not act.
-    others |= had - set(model.parameters())
-    _refuse_written(model, others, "they are left as they are now")
+    own = {parameter: name for name, parameter in model.named_parameters()}
+    if others := others | (had - own.keys()):
+        name = next((own[one] for one in others if one in own), "of before")
+        raise CircuitsError(
+            f"inside a block that replaces weights, some of these parameters ({name}, ...) have been written to by "
+            "something else, such as load_state_dict or an optimiser: they are left as they are now; load outside of "
+            "the block"
+        )
