@@ -25,7 +25,7 @@ from circuits.figures import panels
 from circuits.figures.export import picture, save
 from circuits.figures.layout import draw, titled, untitled
 from circuits.figures.panels import Series
-from circuits.figures.results import attention_figure, by_head, heads_figure
+from circuits.figures.results import SIGNED, attention_figure, by_head, heads_figure
 from circuits.fourier import Bands, Spectrum
 from circuits.fourier import spectrum as measure_spectrum
 from circuits.model.types import ArrayLike, Figure
@@ -100,10 +100,10 @@ def heads(
     if not maps:
         raise CircuitsError("plots.heads: there is nothing to draw")
     # The colours of an array among several are called by its name.
-    units = {name: unit or column or name or "value" for name in maps}
-    quantity = next(iter(units.values()))
+    unit = unit or column or ("" if all(maps) else "value")
+    quantity = unit or next(iter(maps))
     title = title or f"{quantity[:1].upper()}{quantity[1:]} of each head"
-    return heads_figure(maps, column or "", title, units=units)
+    return heads_figure(maps, unit, title, signed=column in SIGNED)
 
 
 def _maps_of_table(

@@ -246,7 +246,6 @@ class Layer(NamedTuple):
 
     site: str
     layer: int | None
-    heads: tuple[int | None, ...]
     #: By sender, its edges to each of the heads.
     edges: tuple[tuple[Node, tuple[Edge, ...]], ...]
 
@@ -360,7 +359,7 @@ def _group_edges_by_receiver(graph: Graph) -> tuple[Layer, ...]:
         if graph.parallel:
             senders = [node for node in senders if node.layer is None or node.layer != at]
         edges = tuple((node, tuple(Edge(node, part) for part in parts)) for node in senders)
-        layers.append(Layer(site, at, tuple(part.head for part in parts), edges))
+        layers.append(Layer(site, at, edges))
     return tuple(layers)
 
 

@@ -121,10 +121,10 @@ class _CircuitPlanBuilder:
         cuts: list[EdgePatch] = []
         for node, edges in layer.edges:
             heads_by_where: dict[Where, list[int | None]] = {}
-            for head, edge in zip(layer.heads, edges, strict=True):
+            for edge in edges:
                 at = self._cut_where.get(edge, self._cut_elsewhere)
                 if at is not NOWHERE and at != NOWHERE:
-                    heads_by_where.setdefault(at, []).append(head)
+                    heads_by_where.setdefault(at, []).append(edge.receiver.head)
             for at, heads in heads_by_where.items():
                 named = tuple(head for head in heads if head is not None) or None
                 receiver = Receiver(hook, kind, number, named, grouped)

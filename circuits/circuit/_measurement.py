@@ -27,7 +27,7 @@ from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.statistics import LEVEL, bootstrap, ratio
-from circuits.sweeps.metrics import Metric, PerExample, Row, first_choice, quote_metric
+from circuits.sweeps.metrics import Metric, PerExample, Row, first_choice
 from circuits.tables import interval_columns
 
 Self = TypeVar("Self", bound="Examples")
@@ -105,9 +105,6 @@ class Examples:
 
 def concatenated(parts: Sequence[PerExample]) -> PerExample:
     """Concatenates sums and counts over examples, by metric."""
-    for name in sorted({name for part in parts for name in part}):
-        if any(name not in part for part in parts):
-            raise CircuitsError(f"{quote_metric(name)}: returned for some examples only")
     found: PerExample = {}
     for name in parts[0]:
         sums, counts = zip(*(part[name] for part in parts), strict=True)
@@ -314,6 +311,4 @@ class Faithfulness(NamedTuple):
 
 def stacked(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns sums and counts [run example]."""
-    if any(metric not in one for one in runs):
-        raise CircuitsError(f"{quote_metric(metric)}: returned for some circuits only")
     return np.stack([one[metric][0] for one in runs]), np.stack([one[metric][1] for one in runs])

@@ -114,28 +114,22 @@ SIGNED = ("effect", "corrected")
 
 def heads_figure(
     maps: Mapping[str, pd.DataFrame],
-    column: str,
+    unit: str,
     title: str,
     subtitle: str = "",
     *,
+    signed: bool = False,
     text: Any = None,
-    units: Mapping[str, str] | None = None,
 ) -> Any:
     """Draws numbers of heads as heatmaps by name, layers down and heads across; each has colours of its own.
 
     Args:
-        column: what the numbers are.
+        unit: what the colours mean; "": what each map is called.
+        signed: whether their middle is at 0 even where no number is negative.
         text: in the cells (default: the numbers).
-        units: by name, what the colours mean (default: the column).
     """
     drawn = [
-        heat(
-            grid,
-            name,
-            unit=column if units is None else units[name],
-            signed=column in SIGNED or bool((grid < 0).any(axis=None)),
-            text=text,
-        )
+        heat(grid, name, unit=unit or name, signed=signed or bool((grid < 0).any(axis=None)), text=text)
         for name, grid in maps.items()
     ]
     return draw(drawn, title, subtitle, columns=min(ABREAST, len(drawn)))

@@ -25,7 +25,7 @@ from circuits.patch._activations import place_of_input, place_of_node
 from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, Run, parse_steps
 from circuits.patch._screen_result import ScreenOptions, ScreenResult, parse_options, ranked
 from circuits.sweeps.metrics import PerExample, Row
-from circuits.validate import answers_former_names, is_whole, parse_choice
+from circuits.validate import answers_former_names, parse_choice, parse_indices
 
 CALLER = "patch.edges"
 METHODS = ("gradient", "integrated", "gim")
@@ -155,12 +155,8 @@ def _parse_spans(spans: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[i
         raise CircuitsError(
             f'{CALLER}: spans are positions by name, {{"noun": [6, 7]}}; got {format_value(spans)}'
         )
-    for name, where in spans.items():
-        if isinstance(where, str) or not where or not all(is_whole(position, 0) for position in where):
-            raise CircuitsError(
-                f"{CALLER}: span {name!r} is {format_value(where)}; give positions counted from 0, [6, 7]"
-            )
-    return {str(name): tuple(sorted({int(position) for position in where})) for name, where in spans.items()}
+    read = {str(name): parse_indices(where, CALLER, f"span {name!r}") for name, where in spans.items()}
+    return {name: tuple(sorted(where or ())) for name, where in read.items()}
 
 
 def _receivers(surface: HookedModel, senders: Sequence[Node]) -> list[_Receivers]:

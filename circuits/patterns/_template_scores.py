@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.figures.layout import Figure
-from circuits.figures.results import by_head, heads_figure
+from circuits.figures.results import SIGNED, by_head, heads_figure
 from circuits.model.heads import AnyHead, Head, parse_heads
 from circuits.model.types import BatchLike, HeadsLike, PositionsLike, TemplateLike, TokensLike
 from circuits.patterns._pattern_reading import PatternPass, Recorded
@@ -57,7 +57,8 @@ class Scores:
         parse_choice(column, ("score", "chance", "effect", "corrected", "bits"), "plot", "column")
         of = self.frame.groupby("template", sort=False)
         maps = {str(name): by_head(rows, column) for name, rows in of}
-        return heads_figure(maps, column, "Attention heads against templates", f"Of each head: {column}.")
+        subtitle, signed = f"Of each head: {column}.", column in SIGNED
+        return heads_figure(maps, column, "Attention heads against templates", subtitle, signed=signed)
 
     def resampled(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns score and chance [draw head template], by resamples that are the same for all heads and templates."""
@@ -195,7 +196,7 @@ class Classes:
         scored = self.frame if "corrected" in self.frame else self.frame.assign(corrected=np.nan)
         maps = {"": by_head(scored, "corrected")}
         text = by_head(self.frame, "class")
-        return heads_figure(maps, "corrected", "What each head attends to", self.rule, text=text)
+        return heads_figure(maps, "corrected", "What each head attends to", self.rule, signed=True, text=text)
 
     def __getitem__(self, head: tuple[int, int]) -> str:
         """Returns the class of a head (layer, head)."""
