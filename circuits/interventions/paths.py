@@ -9,7 +9,6 @@ from typing import Any
 from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver
 from circuits.interventions.edits import Edit, Place
-from circuits.model.heads import Head, group_of
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site
 from circuits.tensors import Snapshot
@@ -33,7 +32,6 @@ class Path(Intervention):
         with prefix_error_messages(self.label):
             output = Place(Site("resid_post", surface.n_layers - 1))
             receivers = [output if place is None else place for place in self.receivers]
-            _check_shared_inputs(receivers, surface)
             places = [(place, *hook_heads) for place in receivers for hook_heads in place.on(surface)]
         last = max(order_of(write.kind.name, write.layer, SENDERS) for write in senders)
         table = receivers_of(surface)
@@ -81,21 +79,6 @@ class Path(Intervention):
         sender = "; ".join(map(str, self.sender.places))
         receiver = "; ".join("output" if place is None else str(place) for place in self.receivers)
         return f"patch.path({sender} -> {receiver})"
-
-
-def _check_shared_inputs(receivers: Sequence[Place], surface: HookedModel) -> None:
-    """Refuses heads as a whole where others share their keys and values, and says how to name their inputs."""
-    asked = {place.site.name: place.heads for place in receivers if place.site.layer is None}
-    chosen = asked.get("q")
-    if not surface.has_groups(Site("k").kind) or chosen is None or asked.get("k") != chosen:
-        return
-    for head in chosen.heads or ():
-        if isinstance(head, Head):
-            group = group_of(head, surface)
-            raise CircuitsError(
-                f'head {head} shares its keys and values with others; write ("q", "{head}") for its queries, "{group}" '
-                f'for the keys and values of its group, or [("q", "{head}"), "{group}"]'
-            )
 
 
 def check_ends(sender: Site, receivers: Sequence[Site]) -> None:

@@ -200,7 +200,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: run(m, tokens, patch.activations("z", other[:3])), "source [3, 6, 4, 4]", "batch of 8"),
     (lambda m: patch.activations("z", cache(m, other, "z.1"), heads="0.1"), "no blocks.0.attn.hook_z"),
     (lambda m: run(m, tokens, patch.path("1.0", "0.1", other)), "no path to q.0"),
-    (lambda m: run(grouped(), tokens, patch.path("0.1", "1.2", other)), "head 1.2 shares", '"1.k1" for'),
+    (lambda m: run(grouped(), tokens, patch.path("0.1", "1.2", other)), "head 1.2 shares", "write 1.k1"),
     (lambda m: patch.path("pattern", "1.0", other), "pattern does not write"),
     (
         lambda m: run(m, tokens, patch.path("0.1", "1.0", other), patch.path("0.1", ("k", "1.0"), other)),
