@@ -42,7 +42,6 @@ __dir__ = __all__.copy
 def attention(
     maps: Maps | ArrayLike,
     labels: Sequence[str] | None = None,
-    titles: Mapping[tuple[int, int], str] | None = None,
     *,
     title: str | None = None,
 ) -> Figure:
@@ -54,10 +53,9 @@ def attention(
     Args:
         maps: what `patterns.attention` found, or attention [layer head query key], [head query key] or [query key].
         labels: what the positions are called (default: numbers).
-        titles: Head -> its title (default: head 0.1).
     """
     if isinstance(maps, Maps):
-        return maps.plot(labels, titles, title=title)
+        return maps.plot(labels, title=title)
     mean = torch.as_tensor(_read_numbers(maps, "plots.attention"))
     if not 2 <= mean.ndim <= 4 or not mean.numel():
         raise CircuitsError(
@@ -65,7 +63,7 @@ def attention(
             f"{list(mean.shape)}"
         )
     mean = mean[(None,) * (4 - mean.ndim)]
-    return attention_figure(mean, labels, titles or {}, title or "Attention")
+    return attention_figure(mean, labels, {}, title or "Attention")
 
 
 def heads(

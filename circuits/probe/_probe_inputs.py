@@ -66,7 +66,7 @@ def parse_sites(surface: HookedModel, sites: Any, heads: Any) -> tuple[ProbeSite
         heads: None concatenates the heads of a site; else each chosen head has a probe of its own.
     """
     sites = [sites] if isinstance(sites, str | Site) else sites
-    if not isinstance(sites, Iterable):
+    if not isinstance(sites, Iterable) or not (sites := list(sites)):
         raise CircuitsError(f'probe: sites are "resid_post", "z.2", ... or a list of them, got {sites!r}')
     probe_sites: list[ProbeSite] = []
     for site in sites:
@@ -74,8 +74,6 @@ def parse_sites(surface: HookedModel, sites: Any, heads: Any) -> tuple[ProbeSite
         for layer, hook, chosen in parsed.on(surface):
             layer_site = Site(parsed.site.name, layer)
             probe_sites += [ProbeSite(layer_site, hook, head) for head in chosen or (None,)]
-    if not probe_sites:
-        raise CircuitsError("probe: no site given")
     return tuple(dict.fromkeys(probe_sites))
 
 
