@@ -118,7 +118,7 @@ def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[n
 
 
 def _read(given: Any, sae: Any, surface: HookedModel) -> tuple[str, SAEInsertion]:
-    """Returns the hook that a site names, and its autoencoder, checked."""
+    """Returns the hook that a site names, and its autoencoder, which has been tried on one activation of zeros."""
     with prefix_error_messages(CALLER):
         site = Site.parse(given)
         if site.name not in KINDS or site.kind.axes[1] != "pos":
@@ -131,11 +131,7 @@ def _read(given: Any, sae: Any, surface: HookedModel) -> tuple[str, SAEInsertion
             f'{CALLER}: {site} is a site of {len(places)} layers; name one, such as "{site}.0"'
         )
     ((layer, hook),) = places
-    return hook, _checked(Site(site.name, layer), sae, surface)
-
-
-def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:
-    """Returns the splice of an autoencoder that has been tried on one activation of zeros."""
+    site = Site(site.name, layer)
     what, pair = f"{CALLER}: {site}", sae if isinstance(sae, tuple | list) else ()
     encode, decode = pair if len(pair) == 2 else (getattr(sae, "encode", None), getattr(sae, "decode", None))
     if not callable(encode) or not callable(decode):
@@ -159,4 +155,4 @@ def _checked(site: Site, sae: Any, surface: HookedModel) -> SAEInsertion:
             "they map [batch pos d_in] to [batch pos feature] and back"
         )
     splice.width = features.shape[2]
-    return splice
+    return hook, splice

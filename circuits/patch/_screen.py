@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from circuits.errors import CircuitsError
 from circuits.interventions.edits import Edit, Place, check_units, parse_place
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import AnyHead, Head, HeadSpec, format_head_label, make_head_at_index
@@ -169,8 +168,6 @@ def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_Rows]:
     else:
         is_list = isinstance(given, Iterable) and not isinstance(given, str)
         sites = [parse_place(site, None, CALLER).site for site in (given if is_list else [given])]
-    if not sites:
-        raise CircuitsError(f'{CALLER}: no site given; name some, such as "z" or ["z", "mlp_out.1"]')
     rows: dict[str, _Rows] = {}
     for site in sites:
         check_units(site, by, CALLER)
