@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from circuits.figures.layout import COLOURS, INK, TEMPLATE, mark
 from interp_tasks import experiments
-from interp_tasks.checkpoints.refs import find_run, zoo_names
+from interp_tasks.checkpoints.refs import find_run
 from interp_tasks.checkpoints.run_files import read_metrics
 
 IMAGES = Path(__file__).parents[1] / "images"
@@ -86,9 +86,6 @@ def taught() -> Any:
         runs = {name: f"{TAUGHT}/{arm}/{name}" for name in ("seed-0", "seed-1")}
         runs = runs if arm else {"seed-0": FLAGSHIP, "seed-1": SEEDS.format(1)}
         for name, run in runs.items():
-            # One arm has one seed so far.
-            if run.removeprefix("zoo:") not in zoo_names():
-                continue
             steps, values = points(run, "mse_masked")
             drawn = [(step, value / VARIANCE) for step, value in zip(steps, values, strict=True)]
             x, y = zip(*(point for point in drawn if 0 < point[0] <= LONGEST), strict=True)
