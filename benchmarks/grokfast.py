@@ -20,7 +20,7 @@ from train_step import milliseconds, summary
 import tasks
 from interp_tasks.training.config import read_task_presets, train_config
 from interp_tasks.training.forward import FusedForward
-from interp_tasks.training.optimizer import Updater, amplified_by_ma
+from interp_tasks.training.parameter_update import Updater, amplify_by_ma
 
 NONE = "none"
 
@@ -39,7 +39,7 @@ class Competitor:
         if config.grokfast == "ma":  # a queue that is not full adds nothing yet
             for _ in range(config.grokfast_window):
                 for name, parameter in self.updater.parameters.items():
-                    amplified_by_ma(self.updater.memory[name], torch.randn_like(parameter) * 1e-6, config)
+                    amplify_by_ma(self.updater.memory[name], torch.randn_like(parameter) * 1e-6, config)
 
     def step(self) -> None:
         self.task.loss(self.forward(self.batch.tokens), self.batch).backward()

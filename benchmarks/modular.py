@@ -40,7 +40,7 @@ import tasks
 from interp_tasks import train
 from interp_tasks.training.config import train_config
 from interp_tasks.training.forward import FusedForward, HookedForward, fastest_forward
-from interp_tasks.training.optimizer import Updater
+from interp_tasks.training.parameter_update import Updater
 
 #: Task, its settings, width.
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {

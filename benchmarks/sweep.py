@@ -37,7 +37,7 @@ with warnings.catch_warnings():
     from transformer_lens import HookedTransformer, HookedTransformerConfig, patching
 
 from circuits import SweepResult, ablate, heads, patch, sweep
-from circuits.statistics import _drawn
+from circuits.statistics import _cached_draws
 
 #: Those that a sweep makes by default.
 STATISTICS = {"draws": 1000, "flips": 9999}
@@ -198,7 +198,7 @@ def swept(setting: Setting, make: Callable[[Any], Any], **options: Any) -> Sweep
 
 def first(setting: Setting) -> list[float]:
     """With statistics, as the first sweep of so many examples in a process, which draws their resamples."""
-    _drawn.cache_clear()
+    _cached_draws.cache_clear()
     return ours(setting, ablate.zero, **STATISTICS)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import tasks
 from interp_tasks.training.config import read_task_presets, train_config
 from interp_tasks.training.forward import FusedForward, HookedForward
-from interp_tasks.training.optimizer import Updater
+from interp_tasks.training.parameter_update import Updater
 
 CASES = ["matrix-completion:cpu", "matrix-completion:reference"]
 

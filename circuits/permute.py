@@ -14,12 +14,12 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import HookContext, Replacement
 from circuits.interventions.edits import Edit, Place
-from circuits.interventions.forward_pass import extra_argument
 from circuits.interventions.grids import Draws
 from circuits.interventions.grids import draws as draw_variants
+from circuits.interventions.model_runs import find_context_argument
 from circuits.model.sites import Site
 from circuits.model.types import IndicesLike
-from circuits.tensors import as_dense_tensor
+from circuits.tensors import dense_if_array
 from circuits.validate import is_whole, parse_seed
 
 __all__ = ["draws", "positions", "slices", "within"]
@@ -44,7 +44,7 @@ class Permuted(Replacement):
                 f"{context.write.label}: the permutation has {len(order)} rows, the run {length} positions; "
                 f"give one of 0-{length - 1}"
             )
-        other_rows = "padding" if context.mask is not None else extra_argument(context.run.given)
+        other_rows = "padding" if context.mask is not None else find_context_argument(context.run.given)
         if other_rows is None and bool((current != current[:1]).any()):
             other_rows = "examples that read different rows"
         if other_rows is not None:
@@ -75,7 +75,7 @@ def positions(permutation_or_seed: IndicesLike) -> Edit:
     given = permutation_or_seed
     if is_whole(given):
         return _edit(Permuted(parse_seed(given, CALLER), None))
-    given = as_dense_tensor(given, CALLER)
+    given = dense_if_array(given, CALLER)
     given = given.tolist() if isinstance(given, Tensor) else given
     order = tuple(given) if isinstance(given, Iterable) else ()
     if not order or not all(map(is_whole, order)) or sorted(order) != list(range(len(order))):

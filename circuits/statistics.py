@@ -42,7 +42,7 @@ def _blocks(seed: int, draw: Draw, stream: int, count: int, examples: int, step:
     """Yields blocks [example draw] from one generator; neither their size nor caching changes a number."""
     step = max(1, step)
     if count * examples <= _KEPT:
-        drawn = _drawn(draw, seed, stream, count, examples)
+        drawn = _cached_draws(draw, seed, stream, count, examples)
         return (drawn[:, start : start + step].astype(float) for start in range(0, count, step))
     rng = np.random.default_rng([seed, stream])
     starts = range(0, count, step)
@@ -50,7 +50,7 @@ def _blocks(seed: int, draw: Draw, stream: int, count: int, examples: int, step:
 
 
 @lru_cache(maxsize=8)
-def _drawn(draw: Draw, seed: int, stream: int, count: int, examples: int) -> np.ndarray:
+def _cached_draws(draw: Draw, seed: int, stream: int, count: int, examples: int) -> np.ndarray:
     """Returns all draws of one kind, which the tables of all sweeps of so many examples share: [example draw], as
     products with the few series of a table are faster so.
     """
@@ -103,7 +103,7 @@ def summarise(
     # All at once, as a call takes longer than its work where there are few series.
     bounds = interval(np.concatenate(paired, axis=-1), level)
     (low, effect_low, share_low), (high, effect_high, share_high) = (np.split(bound, 3) for bound in bounds)
-    endless = is_endless((low[:1], high[:1]), (share_low, share_high))
+    endless = ratio_is_unbounded((low[:1], high[:1]), (share_low, share_high))
     share_low, share_high = (np.where(endless, np.nan, bound) for bound in (share_low, share_high))
     if sums.shape[-1] < 2:
         low, high, effect_low, effect_high, share_low, share_high = (
@@ -130,7 +130,7 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 Bounds = tuple[np.ndarray, np.ndarray]
 
 
-def is_endless(denominator: Bounds, share: Bounds) -> np.ndarray:
+def ratio_is_unbounded(denominator: Bounds, share: Bounds) -> np.ndarray:
     """Tells which ratios may be of any size, given the intervals of denominators and of ratios.
 
     Where the denominator may be 0 no interval of the ratio has both ends (Fieller 1954), and percentiles of resamples

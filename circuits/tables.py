@@ -18,7 +18,7 @@ MOST_SHOWN = 40
 WIDTH = 80
 
 
-def bounded(name: str) -> tuple[str, str, str]:
+def ci_columns(name: str) -> tuple[str, str, str]:
     """Returns the columns of a number and of the bounds of its interval."""
     return name, f"{name}_ci_low", f"{name}_ci_high"
 
@@ -31,7 +31,7 @@ def interval_columns(name: str, value: Any, drawn: np.ndarray) -> dict[str, Any]
     """
     bounds = interval(drawn.reshape(len(drawn), -1), LEVEL)
     ends = (bound.reshape(drawn.shape[1:])[()] for bound in bounds)  # of one series a number
-    return dict(zip(bounded(name), (value, *ends), strict=True))
+    return dict(zip(ci_columns(name), (value, *ends), strict=True))
 
 
 def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> str:
@@ -56,7 +56,7 @@ def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, pd.Series] = {}
     for name in map(str, frame.columns):
         if f"{name}_ci_low" in frame:
-            texts = [interval_text(*row) for row in frame[[*bounded(name)]].itertuples(index=False)]
+            texts = [interval_text(*row) for row in frame[[*ci_columns(name)]].itertuples(index=False)]
             columns[f"{name} [{LEVEL:.0%} CI]"] = pd.Series(texts, frame.index, dtype=object)
         elif not name.endswith(("_ci_low", "_ci_high")):
             columns[name] = frame[name]

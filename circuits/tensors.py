@@ -81,7 +81,7 @@ class Snapshot:
         return f"tensor({text['shape']}, {text['dtype']}, sha256={self.sha256[:12]})"
 
 
-def as_dense_tensor(given: Any, label: str) -> Any:
+def dense_if_array(given: Any, label: str) -> Any:
     """Returns an array or tensor as a dense tensor that has values; another sequence, such as a column of `datasets`,
     as a list; anything else unchanged.
 
@@ -116,7 +116,7 @@ def as_dense_tensor(given: Any, label: str) -> Any:
 
 def parse_numbers(given: Any, label: str) -> Tensor:
     """Returns numbers given as a tensor, an array or nested lists as a dense tensor."""
-    dense = as_dense_tensor(given, label)
+    dense = dense_if_array(given, label)
     try:
         return torch.as_tensor(dense)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -197,7 +197,7 @@ def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions 
     """Reads positions: integers (negative ones count from the end) or a boolean mask, [pos] or [batch pos]."""
     if given is None:
         return None
-    given = as_dense_tensor(given, label)
+    given = dense_if_array(given, label)
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         if given.ndim not in (1, 2):
             raise CircuitsError(f"{label}: a mask is [pos] or [batch pos], this one is {list(given.shape)}")

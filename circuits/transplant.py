@@ -19,7 +19,7 @@ from circuits.model.edit_state import hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
 from circuits.model.supported import missing_weights_hint
 from circuits.model.types import IndicesLike
-from circuits.tensors import Snapshot, as_dense_tensor
+from circuits.tensors import Snapshot, dense_if_array
 from circuits.validate import parse_indices
 
 __all__ = ["COMPONENTS", "weights"]
@@ -42,7 +42,7 @@ class Transplant(Intervention):
             raise CircuitsError(
                 f"{self.label}: no layer {max(self.layers)}: the model has layers 0-{surface.n_layers - 1}"
             )
-        chosen = selected(parameters, self.components, self.layers)
+        chosen = select_parameter_names(parameters, self.components, self.layers)
         for name in (name for name in chosen if name not in values):
             raise CircuitsError(f"{self.label}: the source has no {name}, the model has; {unlike}")
         for name, value in values.items():
@@ -117,20 +117,20 @@ def weights(
         if adapted := next((name for name in tensors if ".base_layer." in name), None):
             raise CircuitsError(f"{caller}: the source has {adapted}{missing_weights_hint(tensors)}")
         for name in names:
-            if not selected(tensors, (name,), chosen):
+            if not select_parameter_names(tensors, (name,), chosen):
                 where = "" if chosen is None else f" in layers {','.join(map(str, chosen))}"
                 raise CircuitsError(
                     f"{caller}: the source has no weights of {name!r}{where}; it has "
                     f"{', '.join([*tensors][:3]) or 'no tensors'}, ...{missing_weights_hint(tensors)}"
                 )
         values = tuple(
-            (name, Snapshot(as_dense_tensor(tensors[name], f"{caller}: the source's {name}")))
-            for name in selected(tensors, names, chosen)
+            (name, Snapshot(dense_if_array(tensors[name], f"{caller}: the source's {name}")))
+            for name in select_parameter_names(tensors, names, chosen)
         )
     return Transplant(names, chosen, values)
 
 
-def selected(
+def select_parameter_names(
     names: Iterable[str], components: Iterable[str], layers: tuple[int, ...] | None
 ) -> dict[str, tuple[str, int | None]]:
     """Returns the state_dict names of components and layers, each with its part and layer."""

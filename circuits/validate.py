@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError, format_value
-from circuits.tensors import Snapshot, as_dense_tensor
+from circuits.tensors import Snapshot, dense_if_array
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,7 +56,7 @@ def parse_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
 
 def parse_inputs(tokens: Any, label: str) -> Tensor:
     """Returns inputs [batch pos], or [batch pos ...] of vectors, as a tensor, without copying them."""
-    tokens = as_dense_tensor(tokens, label)
+    tokens = dense_if_array(tokens, label)
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
         got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
         raise CircuitsError(f"{label} must be texts, lists of ids or a tensor [batch pos], got {got}")
@@ -70,7 +70,7 @@ _SEVERAL = "of several tensors make torch.utils.data.TensorDataset(a, b), of whi
 
 def parse_batch(batch: Any, caller: str, examples: int | None = None) -> Any:
     """Reads the batch of a metric, anything that takes a slice of rows and has a length, of so many examples."""
-    batch = as_dense_tensor(batch, f"{caller}: batch") if isinstance(batch, Tensor) else batch
+    batch = dense_if_array(batch, f"{caller}: batch") if isinstance(batch, Tensor) else batch
     is_sliceable = (
         hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and getattr(batch, "ndim", 1) > 0
     )
@@ -89,7 +89,7 @@ def parse_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
     """Reads one or several indices from 0, without repeats; None stays None."""
     if given is None:
         return None
-    given = as_dense_tensor(given, f"{caller}: {name}")
+    given = dense_if_array(given, f"{caller}: {name}")
     given = given.tolist() if isinstance(given, Tensor) else given
     found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if not found or not all(is_whole(x, 0) for x in found):
@@ -122,7 +122,7 @@ def parse_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> 
     return str(value)
 
 
-def made_by(
+def call_make(
     make: Any, caller: str, items: tuple[Any, ...] = (), arguments: Iterable[tuple[str, Any]] = ()
 ) -> Any:
     """Returns `make(*items, **arguments)`, after checking that `make` takes these arguments."""

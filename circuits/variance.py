@@ -63,13 +63,13 @@ def explained(values: ArrayLike, classes: ArrayLike) -> Float[Tensor, "*kinds"]:
     """
     parsed, kinds = _read_values(values), parse_numbers(classes, "variance.explained: classes")
     shape = (*kinds.shape[:-1], *parse_numbers(values, "variance").shape[1:])
-    return _shares(_between(parsed, kinds, "variance.explained"), parsed).reshape(shape)
+    return _shares(_between_class_sums(parsed, kinds, "variance.explained"), parsed).reshape(shape)
 
 
 def total(values: ArrayLike, classes: ArrayLike) -> Float[Tensor, "*kinds"]:
     """Returns the share of `explained` for all features together: explained variance over variance, each summed."""
     parsed, kinds = _read_values(values), parse_numbers(classes, "variance.total: classes")
-    between = _between(parsed, kinds, "variance.total").sum(-1, keepdim=True)
+    between = _between_class_sums(parsed, kinds, "variance.total").sum(-1, keepdim=True)
     squares, mean_squares = ((x**2).sum() for x in (parsed - parsed.mean(0), parsed))
     varies = bool(squares > ROUNDING * mean_squares)
     return (between / squares if varies else 0 * between).reshape(kinds.shape[:-1])
@@ -119,7 +119,7 @@ def partition(values: ArrayLike, classes: Mapping[str, ArrayLike]) -> Partition:
         # By the general linear hypothesis, this is the loss in explained squares without a block of functions.
         unique.append((solution[own] * torch.linalg.solve(inverse[own, own], solution[own])).sum(0))
     shape = parse_numbers(values, caller).shape[1:]
-    alone = _between(parsed, torch.stack(list(kinds.values())), caller)
+    alone = _between_class_sums(parsed, torch.stack(list(kinds.values())), caller)
     return Partition(
         tuple(kinds),
         _shares(alone, parsed).reshape(-1, *shape),
@@ -147,7 +147,7 @@ def _read_classes(classes: Any, examples: int, caller: str) -> Int[Tensor, " exa
     return labels.cpu().unique(return_inverse=True)[1]
 
 
-def _between(values: Tensor, classes: Tensor, caller: str) -> Float[Tensor, "kind feature"]:
+def _between_class_sums(values: Tensor, classes: Tensor, caller: str) -> Float[Tensor, "kind feature"]:
     """Returns Σ over classes of n_c · mean², of the values less their mean, for classes [kind example] or [example]."""
     centred, found = values - values.mean(0), []
     for kind in classes if classes.ndim == 2 else classes[None]:

@@ -97,11 +97,11 @@ def check_runs() -> None:
 def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> Demo:
     """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."""
     examples = Examples.of({"samples": samples, "seed": seed, "progress": progress})
-    truth, hidden, made = complete(MATRIX_RUN, examples)
+    truth, hidden, made = complete_median_matrix(MATRIX_RUN, examples)
     matrices = {step: matrix_figure(truth, hidden, each) for step, each in made.items()}
     return Demo(
         measured(MATRIX_RUN, [None], matrices, examples),
-        measured(MODULAR_RUN, [None, (0, 1)], add(MODULAR_RUN, examples), examples),
+        measured(MODULAR_RUN, [None, (0, 1)], draw_sum_attention(MODULAR_RUN, examples), examples),
     )
 
 
@@ -126,7 +126,9 @@ def passes(model: Any, tokens: Any, **options: Any) -> list[Any]:
     return [run(model, tokens, *edits, **options) for edits in ((), (ablate.uniform("all"),))]
 
 
-def complete(run: str, examples: Examples) -> tuple[Array, NDArray[np.bool_], dict[int, list[Array]]]:
+def complete_median_matrix(
+    run: str, examples: Examples
+) -> tuple[Array, NDArray[np.bool_], dict[int, list[Array]]]:
     """Returns a matrix, the one whose error after training is the median, where it is blank, and its completions.
 
     Those are of every checkpoint, by its step: as it is and with uniform attention in all heads.
@@ -155,7 +157,7 @@ def complete(run: str, examples: Examples) -> tuple[Array, NDArray[np.bool_], di
     return truth, hidden, made
 
 
-def add(run: str, examples: Examples) -> dict[int, plotly.graph_objects.Figure]:
+def draw_sum_attention(run: str, examples: Examples) -> dict[int, plotly.graph_objects.Figure]:
     """Draws what the checkpoints of a run answer to the first sum of a sample, and where their heads look."""
     drawn = {}
     for subject in subjects(f"{run}@all", examples):

@@ -16,7 +16,7 @@ from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.heads import EACH, EACH_LAYER, chosen_heads, edit_heads, parse_limits
 from interp_tasks.measurement.result import labelled, run_sweep, shown_columns, tidy, value_text
-from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, declared, read_runs
+from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, declared_by_run, read_runs
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -305,7 +305,9 @@ def training_figure(run: Run, own: Curve) -> plotly.graph_objects.Figure:
         if chosen := {name: one for name, one in curves.items() if ("accuracy" in name) == shares}:
             panels.append(
                 curves_panel(
-                    chosen, "share of right answers" if shares else "metric", declared(run, "plateau_levels")
+                    chosen,
+                    "share of right answers" if shares else "metric",
+                    declared_by_run(run, "plateau_levels"),
                 )
             )
     return draw(panels)

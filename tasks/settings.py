@@ -115,12 +115,12 @@ def one_line(
             complaints.append(unknown_key(parent, last, known) if known else f"no setting {key}")
             continue
         message = complaint["msg"].removeprefix("Value error, ")
-        shown = f", got {given(complaint['input'])}" if complaint["loc"] else ""
+        shown = f", got {shortened_repr(complaint['input'])}" if complaint["loc"] else ""
         complaints.append(f"{key}: {message[:1].lower()}{message[1:]}{shown}")
     return "; ".join(complaints)
 
 
-def given(value: object) -> str:
+def shortened_repr(value: object) -> str:
     """Returns a value's repr, or the two ends of a long one."""
     try:
         text = repr(value)

@@ -20,12 +20,12 @@ from circuits.figures.panels import rows_to_series
 from circuits.model.types import BatchLike, Figure, MetricLike, RankingLike, TokensLike
 from circuits.statistics import LEVEL
 from circuits.sweeps.metrics import Row
-from circuits.tables import bounded, chosen_metrics, interval_columns, short_table
+from circuits.tables import chosen_metrics, ci_columns, interval_columns, short_table
 from circuits.validate import index_by_text, is_whole, parse_draws, parse_seed
 
 _CALLER = "circuit.curve"
 #: The columns that a curve shows of itself.
-AREAS_SHOWN = ("ranking", "metric", "sizes", "of", *bounded("CPR"), *bounded("CMD"))
+AREAS_SHOWN = ("ranking", "metric", "sizes", "of", *ci_columns("CPR"), *ci_columns("CMD"))
 #: The sizes of the MIB benchmark (Mueller et al. 2025, arXiv:2504.13151), as shares of all edges.
 MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 #: Number of sizes where none are given.
@@ -119,7 +119,7 @@ def curve(
     runs = Measurement.of(examples, batch_size, seed, parse_draws(draws, _CALLER))
     rows, areas = list[Row](), list[Row]()
     for name, ranking in given.items():
-        for points, area in _drawn(runs, ranking.on(runs.graph), asked):
+        for points, area in _ranking_curve(runs, ranking.on(runs.graph), asked):
             rows += [{"ranking": name, **row} for row in points]
             areas.append({"ranking": name, **area})
     return Curve(pd.DataFrame(rows), pd.DataFrame(areas), runs.baseline(), runs.settings())
@@ -171,7 +171,7 @@ def smallest(
     return members.first(size)
 
 
-def _drawn(
+def _ranking_curve(
     measurement: Measurement, ranking: _Ranking, asked: list[int | float] | None
 ) -> Iterator[tuple[list[Row], Row]]:
     """Yields the points of a ranking's curve under each metric, and the areas under it.

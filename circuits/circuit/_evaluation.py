@@ -18,14 +18,14 @@ from circuits.figures.panels import Series, points, rows_to_series
 from circuits.model.types import BatchLike, Figure, MetricLike, TokensLike
 from circuits.statistics import holm, least_p_notes, sign_flip
 from circuits.sweeps.metrics import Row
-from circuits.tables import bounded, chosen_metrics, interval_columns, short_table
+from circuits.tables import chosen_metrics, ci_columns, interval_columns, short_table
 from circuits.validate import answers_former_names, index_by_text, is_whole, parse_seed
 
 _CALLER = "circuit.evaluate"
 #: The columns that an evaluation shows of itself.
-SHOWN = ("circuit", "metric", "size", *bounded("faithfulness"), "random_high", "p_random")
-COMPLETENESS = ("circuit", "metric", "size", "without", "model_without", *bounded("difference"), "removed")
-MINIMALITY = ("circuit", "metric", "member", *bounded("share"), "p_value", "p_adjusted")
+SHOWN = ("circuit", "metric", "size", *ci_columns("faithfulness"), "random_high", "p_random")
+COMPLETENESS = ("circuit", "metric", "size", "without", "model_without", *ci_columns("difference"), "removed")
+MINIMALITY = ("circuit", "metric", "member", *ci_columns("share"), "p_value", "p_adjusted")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import is_encoding, parse_given
 from circuits.model.prompts import broadcast_mask
 from circuits.model.sites import KINDS, Site
-from circuits.tensors import Snapshot, as_dense_tensor, select_positions
+from circuits.tensors import Snapshot, dense_if_array, select_positions
 from circuits.validate import parse_choice
 
 #: Up to this many members stand in the description of an intervention.
@@ -168,7 +168,7 @@ def parse_replacement(source: Any, how: Any, caller: str) -> Replacement:
         return Mean(parse_given(source, caller, "source"))
     if not hasattr(source, "keys") or is_encoding(source):
         return FromTokens(parse_given(source, caller, "source"))
-    return stored({name: source[name] for name in source.keys() if is_sender(name)}, caller)  # noqa: SIM118 an ActivationCache iterates otherwise
+    return cached_replacement({name: source[name] for name in source.keys() if is_sender(name)}, caller)  # noqa: SIM118 an ActivationCache iterates otherwise
 
 
 def is_sender(hook: Any) -> bool:
@@ -180,7 +180,7 @@ def is_sender(hook: Any) -> bool:
     )
 
 
-def stored(activations: dict[str, Any], caller: str) -> FromTensors:
+def cached_replacement(activations: dict[str, Any], caller: str) -> FromTensors:
     """Returns the replacement by activations of a source, by full hook name."""
     if not activations:
         raise CircuitsError(
@@ -192,7 +192,7 @@ def stored(activations: dict[str, Any], caller: str) -> FromTensors:
 
 def parse_activation(given: Any, name: str, caller: str) -> Tensor:
     """Returns an activation that the user has, by its hook name."""
-    given = as_dense_tensor(given, f"{caller}: the source's {name}")
+    given = dense_if_array(given, f"{caller}: the source's {name}")
     if not isinstance(given, Tensor) or not given.is_floating_point():
         raise CircuitsError(f"{caller}: the source's {name} is not a tensor of real numbers")
     return given

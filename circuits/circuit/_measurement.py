@@ -12,14 +12,14 @@ import pandas as pd
 from torch import Tensor
 
 from circuits.circuit._component_graph import EVERYWHERE, Edge, Graph, Member, Where
-from circuits.circuit._intervention import CircuitEdit, is_sender, stored
+from circuits.circuit._intervention import CircuitEdit, cached_replacement, is_sender
 from circuits.circuit._value import Circuit
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import run
 from circuits.interventions.base import MeanOverExamples, Reference, Replacement
-from circuits.interventions.forward_pass import CleanPassResults
+from circuits.interventions.model_runs import CleanPassResults
 from circuits.interventions.replacements import Zero, align_mean, parse_source
 from circuits.model.edit_state import inside_block
 from circuits.model.hooked_model import HookedModel
@@ -27,7 +27,7 @@ from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.statistics import LEVEL, bootstrap, ratio
-from circuits.sweeps.metrics import Metric, PerExample, Row, first_choice
+from circuits.sweeps.metrics import Metric, PerExample, Row, unedited_logit_diff
 from circuits.tables import interval_columns
 
 Self = TypeVar("Self", bound="Examples")
@@ -62,7 +62,7 @@ class Examples:
         prompts = parse_prompts(surface, base, caller, "base")
         surface.check_prompts(prompts, f"{caller}: base tokens")
         other = parse_source(source, prompts, surface, how, caller)
-        measured = Metric.of(metric, batch, (surface, prompts), caller, default=first_choice)
+        measured = Metric.of(metric, batch, (surface, prompts), caller, default=unedited_logit_diff)
         return cls(caller, surface, prompts, other, measured, how)
 
     def outside_blocks(self: Self) -> Self:
@@ -201,10 +201,10 @@ class Measurement:
             if part.source is not None and not means and (output is None or len(part.source) > 1):
                 output, activations = run(model, part.source, cache=hooks)
                 output, self.forwards = part.checked(output), self.forwards + 1
-                replacement = stored(dict(activations), caller)
+                replacement = cached_replacement(dict(activations), caller)
             elif means:
                 at_own = {hook: align_mean(x, part.base) for hook, x in means.items()}
-                replacement = stored(at_own, caller)
+                replacement = cached_replacement(at_own, caller)
             unedited = part.checked(run(model, part.base))
             self.forwards += 1
             one = _Part(part, replacement, unedited if part.metric.function is None else None)

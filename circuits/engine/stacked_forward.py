@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from circuits.interventions.base import ActivationEdit, Intervention, ModelRun, Step, WeightEdit
-from circuits.interventions.forward_pass import CleanPassResults, ForwardPass, replacement_for
+from circuits.interventions.model_runs import CleanPassResults, EditedRuns, replacement_for
+from circuits.model.decode_steps import DecodeStep
 from circuits.model.edit_state import State, get_edit_state, modules_of
-from circuits.model.generation import DecodeStep
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, hooks_on
 from circuits.model.prompts import Prompts
@@ -96,7 +96,7 @@ class Variant:
     edits: list[ActivationEdit] = field(default_factory=list)
     changed: bool = False
     unseen: set[str] = field(default_factory=set)
-    call: ForwardPass | None = None
+    call: EditedRuns | None = None
 
     def stack(self, surface: HookedModel) -> None:
         """Finds the block from which it runs with others; `alone` says why it cannot, as it acts on more than its own
@@ -126,7 +126,7 @@ class Variant:
         tokens, given = surface.inputs(prompts)
         real = given["attention_mask"].bool() if prompts.padded else None
         run = ModelRun(given, tokens, DecodeStep(real=real))
-        self.call = ForwardPass(surface, references, state, self.edits, runs=[ModelRun(), run])
+        self.call = EditedRuns(surface, references, state, self.edits, runs=[ModelRun(), run])
 
     def value(self, hook: str, current: Tensor) -> Tensor:
         """Returns an activation of its rows after its edits there, in their order."""

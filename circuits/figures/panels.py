@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from circuits.figures.layout import COLOURS, LOG, SEQUENTIAL, Panel, mark
+from circuits.figures.layout import COLOURS, LOG, SEQUENTIAL, Panel, series_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -234,7 +234,7 @@ def short_number(value: float) -> str:
 def _choose_series_style(one: Series, index: int) -> tuple[str, str, str]:
     """Returns the colour, symbol and dash of a series; no two of 28 share all."""
     place = index if one.look is None else one.look
-    return *mark(place), DASHES[place // len(COLOURS) % len(DASHES)]
+    return *series_style(place), DASHES[place // len(COLOURS) % len(DASHES)]
 
 
 def _trace(name: str, one: Series, style: dict[str, Any], across: str, error: bool) -> dict[str, Any]:

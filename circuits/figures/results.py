@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import draw, mark
+from circuits.figures.layout import draw, series_style
 from circuits.figures.panels import Series, curve, heat, points, rows_to_series
 
 #: How the controls of a probe are drawn.
@@ -95,7 +95,9 @@ def _sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
                     series[name] = rows_to_series(each, "variant", look=index)
             unedited = float(part["baseline"].iloc[0])
             if unedited == unedited:
-                lines.append({"y": unedited, "line": {"dash": "dash", "color": mark(index)[0], "width": 1.5}})
+                lines.append(
+                    {"y": unedited, "line": {"dash": "dash", "color": series_style(index)[0], "width": 1.5}}
+                )
         panels.append(
             points(series, x="variant" if metric == metrics[-1] else "", y=str(metric), lines=lines)
         )

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from circuits.errors import CircuitsError, format_value
-from circuits.harmonics import cos_sin, products
-from circuits.tensors import as_dense_tensor, parse_numbers
+from circuits.fourier_waves import cos_sin, wave_products
+from circuits.tensors import dense_if_array, parse_numbers
 from circuits.validate import index_by_text, is_whole, parse_inputs
 
 
@@ -148,7 +148,7 @@ class Grid:
 
     def arrange(self, x: ArrayLike, axis: int = 0) -> Tensor:
         """Unfolds the axis of the cells into the grid, [*sizes ...]; the other axes follow in their order."""
-        x = torch.as_tensor(as_dense_tensor(x, "Grid"))
+        x = torch.as_tensor(dense_if_array(x, "Grid"))
         cells_first = x.movedim(parse_axis(axis, x), 0)
         length = self.cells if self.length is None else self.length
         if len(cells_first) != length:
@@ -181,7 +181,7 @@ def components(grid: Grid, keys: Sequence[int]) -> Float[Tensor, "cells function
             f"fourier.components: needs a grid with equal sides and keys from 1 to half a side; got sides "
             f"{list(grid.sizes)}, keys {keys}"
         )
-    functions = [products(grid.coordinates(), int(key), period) for key in keys]
+    functions = [wave_products(grid.coordinates(), int(key), period) for key in keys]
     return torch.cat(functions, 1) / math.sqrt(grid.cells)
 
 

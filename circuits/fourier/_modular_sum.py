@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.harmonics import cos_sin, products
+from circuits.fourier_waves import cos_sin, wave_products
 from circuits.tensors import parse_numbers
 from circuits.validate import is_whole
 
@@ -136,7 +136,7 @@ class ModularSum:
         for two coordinates.
         """
         return _orthonormalise_functions(
-            [products(self.terms, key, self.period) for key in self._checked(keys)]
+            [wave_products(self.terms, key, self.period) for key in self._checked(keys)]
         )
 
     def restricted(

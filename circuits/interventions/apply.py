@@ -21,11 +21,11 @@ from circuits.interventions.base import (
     WeightEdit,
 )
 from circuits.interventions.edge_hooks import patched_edges
-from circuits.interventions.forward_pass import CleanPassResults, ForwardPass, writer
+from circuits.interventions.model_runs import CleanPassResults, EditedRuns, make_edit_hook
 from circuits.interventions.paths import check_edges
 from circuits.model.activation_recording import hold_eval_mode, kept_last, recording
-from circuits.model.edit_state import editing, get_edit_state, hold_model_exclusively, replaced
-from circuits.model.generation import watch_generations
+from circuits.model.decode_steps import watch_generations
+from circuits.model.edit_state import editing, get_edit_state, hold_model_exclusively, parameters_replaced
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
@@ -36,7 +36,7 @@ Plan = tuple[Step, ...]
 _MADE = "make one with ablate, patch, transplant, permute or edit"
 
 
-def planned(interventions: Iterable[Any], surface: HookedModel) -> Plan:
+def plan_steps(interventions: Iterable[Any], surface: HookedModel) -> Plan:
     """Returns all steps of all interventions, in argument order; every error that shows without a run is raised
     here.
     """
@@ -80,14 +80,14 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[nn.Mod
     surface = HookedModel.of(model)
     with hold_model_exclusively(surface.model):
         # Not before: another thread may have put something in the place of the parameters.
-        plan = planned(interventions, surface)
+        plan = plan_steps(interventions, surface)
         references = CleanPassResults(surface)
-        references.fetch(wanted(plan))
+        references.fetch(needed_references(plan))
         with attach_plan(surface, plan, references):
             yield model
 
 
-def wanted(plan: Iterable[Step]) -> Iterator[Reference]:
+def needed_references(plan: Iterable[Step]) -> Iterator[Reference]:
     """Yields the clean passes that a plan needs."""
     for step in plan:
         if not isinstance(step, WeightEdit):
@@ -101,18 +101,18 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
     writes = [step for step in plan if isinstance(step, ActivationEdit)]
     weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
     edges = [step for step in plan if isinstance(step, EdgePatch)]
-    call = ForwardPass(surface, references, get_edit_state(surface.model), writes, edges)
+    call = EditedRuns(surface, references, get_edit_state(surface.model), writes, edges)
     fired: set[int] = set()
     with ExitStack() as stack:
         if plan:
             stack.enter_context(editing(surface.model))
             stack.callback(watch_generations(surface.model).remove)
         stack.enter_context(
-            replaced(surface.model, [(one.parameter, one.value.tensor) for one in weight_edits])
+            parameters_replaced(surface.model, [(one.parameter, one.value.tensor) for one in weight_edits])
         )
         stack.callback(surface.on_run(call.begin, call.end).remove)
         for index, write in enumerate(writes):
-            hook_function = writer(write, call, partial(fired.add, index))
+            hook_function = make_edit_hook(write, call, partial(fired.add, index))
             stack.callback(surface.on_forward(write.hook, hook_function).remove)
         readers = [
             (hook, partial(_read, call, write, name))
@@ -139,7 +139,7 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
             )
 
 
-def _explain_unused_edit(surface: HookedModel, place: ActivationEdit | Receiver, call: ForwardPass) -> str:
+def _explain_unused_edit(surface: HookedModel, place: ActivationEdit | Receiver, call: EditedRuns) -> str:
     """Says why an edit never acted: no run, no such position, or a hook that never fired."""
     if call.count == 0:
         return "the model was not run inside the block"
@@ -153,7 +153,7 @@ def _explain_unused_edit(surface: HookedModel, place: ActivationEdit | Receiver,
     )
 
 
-def _read(call: ForwardPass, write: ActivationEdit, name: str, activation: Tensor) -> None:
+def _read(call: EditedRuns, write: ActivationEdit, name: str, activation: Tensor) -> None:
     if not call.state.suspended:
         call.reads(write)[name] = activation.detach()
 

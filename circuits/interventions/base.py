@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.generation import WHOLE, DecodeStep
+from circuits.model.decode_steps import WHOLE, DecodeStep
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import SiteKind

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch
-from circuits.interventions.forward_pass import ForwardPass, replacement_for
+from circuits.interventions.model_runs import EditedRuns, replacement_for
 from circuits.interventions.paths import BY_HEAD, order_of, receivers_of, receiving_heads
 from circuits.interventions.replacements import FromTensors, Zero
 from circuits.model.hooked_model import HookedModel
@@ -78,7 +78,7 @@ class EdgeRun:
 class EdgeHooks:
     """The patched edges of one forward pass, and the hooks that carry them out."""
 
-    def __init__(self, surface: HookedModel, call: ForwardPass) -> None:
+    def __init__(self, surface: HookedModel, call: EditedRuns) -> None:
         """Numbers the senders; finds which are replaced for each receiving head, and each group's last receiver."""
         self._surface, self._call = surface, call
         self._projections = Projections.of(surface)
@@ -108,7 +108,7 @@ class EdgeHooks:
                     edge.label,
                 )
         # Whether some sender is replaced by zeros, and with all of them nothing of a stream may be left.
-        self._zeroes = any(_zeroes(edge.sender) for edge in self._senders)
+        self._zeroes = any(_writes_zeros(edge.sender) for edge in self._senders)
         self._groups = {place: frozenset(senders) for place, senders in groups.items()}
         self._heads: dict[str, list[int | None]] = {}
         # In their order, so that all heads of a layer are a slice of its weights and not a copy.
@@ -129,7 +129,7 @@ class EdgeHooks:
         ]
         for layer in range(self._surface.n_layers):
             functions += [
-                (hook_at("resid_pre", layer), partial(self._before_attention, layer)),
+                (hook_at("resid_pre", layer), partial(self._at_resid_pre, layer)),
                 *((hook_at(site, layer), partial(self._receive, site, layer)) for site in BY_HEAD),
                 (hook_at("z", layer), partial(self._collect_inner_changes, "z", layer)),
                 (hook_at("attn_out", layer), partial(self._collect_output_changes, "attn_out", layer)),
@@ -169,14 +169,14 @@ class EdgeHooks:
         run.left = output if run.left is None else run.left + output
         run.changes |= self._changes_at(run, hook, output)
 
-    def _before_attention(self, layer: int, run: EdgeRun, x: Tensor) -> None:
+    def _at_resid_pre(self, layer: int, run: EdgeRun, x: Tensor) -> None:
         """Computes what receivers at q, k and v of a layer get of the stream with the senders' changes.
 
         It is written when their hooks fire; see `_receive`.
         """
         order = self._get_receiver_order("q", layer)
         if layer == 0 and run.left is not None:
-            run.left = self._carry_past(
+            run.left = self._propagate_past(
                 run, partial(self._projections.onward, "embed", None), run.left, order
             )
         if run.left is not None and (run.changes or run.carried) and max(self._last.values()) >= order:
@@ -266,11 +266,11 @@ class EdgeHooks:
                     return self._after_hooks(run, hook, self._added_by(run, site, layer, output))
 
                 # From the output computed here, so that what has not changed stays exactly as it is.
-                self._carry(run, whole, output, whole(output), differences)
+                self._propagate_differences(run, whole, output, whole(output), differences)
             elif after is x:
                 run.changes |= differences
             else:
-                self._carry(run, partial(self._after_hooks, run, hook), x, after, differences)
+                self._propagate_differences(run, partial(self._after_hooks, run, hook), x, after, differences)
         run.changes |= self._changes_at(run, hook, after)
         for group, mlp_out in run.group_mlp_out.items() if site == "mlp_out" else ():
             # Where the MLP itself is a sender, its output does not depend on the group's stream.
@@ -283,7 +283,9 @@ class EdgeHooks:
         order, groups = self._get_receiver_order("mlp_pre", layer), self._groups_past_mlp(layer)
         arriving = self._differences(run, groups, x)
         stream = self._carry_past_site_hooks(run, hook_at("resid_mid", layer), order, x)
-        stream = self._carry_past(run, partial(self._projections.onward, "resid_mid", layer), stream, order)
+        stream = self._propagate_past(
+            run, partial(self._projections.onward, "resid_mid", layer), stream, order
+        )
         self._before_mlp(run, layer, groups, x, arriving, stream)
 
     def _groups_past_mlp(self, layer: int) -> list[Group]:
@@ -326,7 +328,7 @@ class EdgeHooks:
         stream = self._carry_past_site_hooks(run, hook, order, x)
         # Copied, as a hook on the block may write to it in place.
         onward = partial(self._projections.onward, "resid_post", layer)
-        run.left = self._carry_past(run, onward, stream, order).clone()
+        run.left = self._propagate_past(run, onward, stream, order).clone()
         return new
 
     # ---- Differences between the streams of groups and the run's
@@ -344,7 +346,7 @@ class EdgeHooks:
                 (self._call.reached if bool(selected.any()) else self._call.missed).add(id(write))
         return differences
 
-    def _carry(
+    def _propagate_differences(
         self,
         run: EdgeRun,
         onward: Callable[[Tensor], Tensor],
@@ -367,24 +369,26 @@ class EdgeHooks:
             if order is not None and group in run.carried:
                 parts.append(run.carried[group])
             if parts:
-                difference = torch.stack([_like(part, x) for part in parts]).sum(0)
+                difference = torch.stack([_in_stream_layout(part, x) for part in parts]).sum(0)
                 difference = _drop_rounding_differences(difference, x) if self._zeroes else difference
                 before = run.carried.get(group, 0) if order is None else 0
                 run.carried[group] = before + onward(x + difference) - after
 
-    def _carry_past(self, run: EdgeRun, onward: Callable[[Tensor], Tensor], x: Tensor, order: int) -> Tensor:
+    def _propagate_past(
+        self, run: EdgeRun, onward: Callable[[Tensor], Tensor], x: Tensor, order: int
+    ) -> Tensor:
         """Returns the run's stream after hooks or a norm, to which the collected differences are adapted; the stream
         itself where nothing changes it.
         """
         with run.aside():
             after = onward(x)
             if after is not x:
-                self._carry(run, onward, x, after, run.changes, order)
+                self._propagate_differences(run, onward, x, after, run.changes, order)
                 run.changes = {}
         return after
 
     def _carry_past_site_hooks(self, run: EdgeRun, hook: str, order: int, x: Tensor) -> Tensor:
-        return self._carry_past(run, partial(self._surface.through, hook), x, order)
+        return self._propagate_past(run, partial(self._surface.through, hook), x, order)
 
     def _for_receivers(self, run: EdgeRun, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the differences between the streams that groups of receivers read and the run's, [group batch pos
@@ -401,13 +405,13 @@ class EdgeHooks:
         """Returns the same differences, of the senders that the run has passed so far."""
         differences = stream.new_zeros(len(groups), *stream.shape)
         if groups and run.changes:
-            changes = torch.stack([_like(change, stream) for change in run.changes.values()])
+            changes = torch.stack([_in_stream_layout(change, stream) for change in run.changes.values()])
             member = stream.new_tensor([[number in group for number in run.changes] for group in groups])
             differences = torch.einsum("gs,sbpd->gbpd", member, changes)
         if any(group in run.carried for group in groups):
             none = stream.new_zeros(())
             differences = differences + torch.stack(
-                [_like(run.carried.get(group, none), stream) for group in groups]
+                [_in_stream_layout(run.carried.get(group, none), stream) for group in groups]
             )
         return _drop_rounding_differences(differences, stream) if self._zeroes else differences
 
@@ -451,7 +455,7 @@ def hook_at(site: str, layer: int) -> str:
     return KINDS[site].hook.format(layer)
 
 
-def _zeroes(write: ActivationEdit) -> bool:
+def _writes_zeros(write: ActivationEdit) -> bool:
     """Tells whether an edit writes zeros, as `Zero` or as tensors of them."""
     given = write.replacement
     if isinstance(given, FromTensors):
@@ -467,7 +471,7 @@ def _drop_rounding_differences(differences: Tensor, stream: Tensor) -> Tensor:
     return torch.where(left <= 16 * torch.finfo(stream.dtype).eps * size, -stream, differences)
 
 
-def _like(change: Tensor, stream: Tensor) -> Tensor:
+def _in_stream_layout(change: Tensor, stream: Tensor) -> Tensor:
     return change.to(stream.dtype).expand(stream.shape)
 
 
@@ -490,7 +494,7 @@ _open: WeakKeyDictionary[nn.Module, EdgeHooks] = WeakKeyDictionary()
 
 
 @contextmanager
-def patched_edges(surface: HookedModel, call: ForwardPass) -> Iterator[None]:
+def patched_edges(surface: HookedModel, call: EditedRuns) -> Iterator[None]:
     """Patches the edges of these runs inside the block, behind every edit, so that they see what the edits leave; those
     of a block around it go behind its edits too.
     """

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.harmonics import products
+from circuits.fourier_waves import wave_products
 from circuits.interventions.base import ActivationEdit, HookContext, Reduction, Reference, Replacement
 from circuits.model.prompts import Prompts
 from circuits.model.sites import SiteKind
@@ -69,7 +69,7 @@ def _key(row: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Fit(Reduction):
+class FunctionCoefficients(Reduction):
     """The mean of an activation over the examples, and each function's coefficient, [1 + function ...], float64."""
 
     functions: Functions
@@ -96,7 +96,7 @@ class RemoveFitted(Replacement):
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         examples = Prompts(self.functions.examples.tensor)
-        return {"fit": Reference(examples, write.hook, write.kind, Fit(self.functions))}
+        return {"fit": Reference(examples, write.hook, write.kind, FunctionCoefficients(self.functions))}
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns the activation without its fitted part, or with that part alone."""
@@ -142,7 +142,7 @@ def fourier_functions(
     described = {"keys": list(keys), "period": period, "coords": list(coords), "directions": directions}
     x = x.cpu().long()
     x = x.sum(1, keepdim=True) if directions == "sum" else x
-    values = Snapshot(torch.cat([products(x, key, period) for key in keys], 1))
+    values = Snapshot(torch.cat([wave_products(x, key, period) for key in keys], 1))
     return Functions(caller, grid, values, {"value": "frequencies", **described, "grid": grid.describe()})
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention
 from circuits.model.heads import Head, KeyValueGroup
-from circuits.tensors import Snapshot, as_dense_tensor
-from circuits.validate import is_whole, made_by, parse_seed
+from circuits.tensors import Snapshot, dense_if_array
+from circuits.validate import call_make, is_whole, parse_seed
 
 
 def grid(
@@ -41,14 +41,14 @@ def grid(
                 f"grid: an axis is the name of an argument with a list of items, got {axis!r}: {values!r}; "
                 "heads(spec, model) makes a list of heads"
             )
-        items.append([named(axis, item) for item in listed])
+        items.append([name_item(axis, item) for item in listed])
     interventions: dict[str, Intervention | Draws] = {}
     for combination in itertools.product(*items):
         name = ", ".join(label for label, _ in combination)
         if name in interventions:
             raise CircuitsError(f"grid: two combinations are called {name!r}; axes must hold different items")
         chosen = {axis: value for axis, (_, value) in zip(axes, combination, strict=True)}
-        interventions[name] = made_by(make, "grid", (), [*chosen.items(), *arguments.items()])
+        interventions[name] = call_make(make, "grid", (), [*chosen.items(), *arguments.items()])
     return interventions
 
 
@@ -71,10 +71,10 @@ _SINGULAR = {
 _NUMBERS = _SINGULAR | {"what": "layer", "permutation_or_seed": "seed"}
 
 
-def named(axis: str, item: Any) -> tuple[str, Any]:
+def name_item(axis: str, item: Any) -> tuple[str, Any]:
     """Returns the name of an item in a table, and the item as `make` takes it."""
     if isinstance(item, Tensor | np.ndarray):
-        return repr(Snapshot(as_dense_tensor(item, axis or "item"))), item
+        return repr(Snapshot(dense_if_array(item, axis or "item"))), item
     if isinstance(item, Head | KeyValueGroup):
         return str(item), [item]
     if is_whole(item) and axis:
@@ -85,7 +85,7 @@ def named(axis: str, item: Any) -> tuple[str, Any]:
         isinstance(one, Head | KeyValueGroup | str) or (is_whole(one) and axis in _SINGULAR)
         for one in several
     ):
-        return "+".join(named(axis, one)[0] for one in several), item
+        return "+".join(name_item(axis, one)[0] for one in several), item
     return str(item), item
 
 
@@ -114,7 +114,7 @@ def draws(make: Callable[[int], Intervention], count: int, seed: int = 0) -> Dra
     if not is_whole(count, 1):
         raise CircuitsError(f"draws: count={count!r}; give the number of draws, at least 1")
     children = np.random.SeedSequence(parse_seed(seed, "draws")).generate_state(int(count), np.uint64) >> 1
-    interventions = tuple(made_by(make, "draws", (int(child),)) for child in children)
+    interventions = tuple(call_make(make, "draws", (int(child),)) for child in children)
     if not all(isinstance(one, Intervention) for one in interventions):
         raise CircuitsError(
             f"draws: make(seed) must return an intervention, got {type(interventions[0]).__name__}"

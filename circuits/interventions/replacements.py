@@ -13,15 +13,15 @@ from torch import Tensor
 from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.interventions.base import ActivationEdit, HookContext, MeanOverExamples, Reference, Replacement
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import check_no_padding, parse_prompts, with_model
-from circuits.model.prompts import Given, Prompts, broadcast_mask, check_pair, own_positions, taken
+from circuits.model.inputs import check_no_padding, parse_prompts, tokenise_for_model
+from circuits.model.prompts import Given, Prompts, broadcast_mask, check_pair, gather_columns, own_positions
 from circuits.model.sites import KINDS
 from circuits.tensors import (
     Positions,
     Snapshot,
     Span,
-    as_dense_tensor,
     columns_of,
+    dense_if_array,
     describe_positions,
     select_positions,
 )
@@ -66,7 +66,7 @@ class _FromPrompts(Replacement):
 
     def on(self, surface: HookedModel, label: str) -> Replacement:
         with prefix_error_messages(label):
-            found = replace(self, given=with_model(self.given, surface, self.role))
+            found = replace(self, given=tokenise_for_model(self.given, surface, self.role))
         found.check(surface, label)
         return found
 
@@ -249,7 +249,7 @@ class Computed(Replacement):
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         # A copy, so that a function that works in place does not reach the entries that are to stay.
-        new = as_dense_tensor(self.function(current.clone()), f"{context.write.label}: the function")
+        new = dense_if_array(self.function(current.clone()), f"{context.write.label}: the function")
         if not isinstance(new, Tensor) or new.shape != current.shape or new.is_complex():
             kind = "complex " if isinstance(new, Tensor) and new.is_complex() else ""
             got = f"{kind}{list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
@@ -389,7 +389,7 @@ def source_rows(
         source, there = (context.per_example(one, len(current), what) for one in (source, there))
     there = there.to(current.device)
     if at is not None:
-        values = taken(source, _paired_columns(at, there, current, context), axis)
+        values = gather_columns(source, _paired_columns(at, there, current, context), axis)
         check_shape(values, current, write, "source")
         return values
     real = context.real(current)
@@ -454,7 +454,7 @@ def select_own_positions(
         # The last columns so far: queries are those of the run, keys all that the cache has not dropped.
         here = own[:, own.shape[1] - count :].to(values.device)
         columns = (start + here.clamp(min=0)).clamp(max=values.shape[axis] - 1)
-        values = taken(values, columns, axis)
+        values = gather_columns(values, columns, axis)
         if kind.axes[axis] == "key":
             known = broadcast_mask(here < lengths.to(here.device)[:, None], axis, values.ndim)
             values = torch.where(known, values, torch.full_like(values, hidden))
@@ -507,4 +507,4 @@ def align_mean(mean: Tensor, prompts: Prompts) -> Tensor:
     """Returns means [1 pos ...] of own positions at those of each prompt: [batch pos ...], or [1 pos ...]."""
     if not prompts.padded and mean.shape[1] == prompts.shape[1]:
         return mean
-    return taken(mean, own_positions(prompts.real).clamp(0, mean.shape[1] - 1), 1)
+    return gather_columns(mean, own_positions(prompts.real).clamp(0, mean.shape[1] - 1), 1)

@@ -20,11 +20,11 @@ from circuits.figures.panels import bars, heat, rows_to_series
 from circuits.figures.results import by_head
 from circuits.interventions.apply import intervene, run_with_padding
 from circuits.interventions.base import Intervention
-from circuits.logit_lens._stream_parts import ReadOut, components, needed, streams
+from circuits.logit_lens._stream_parts import ReadOut, components, sites_to_cache, streams
 from circuits.model.edit_state import mark_running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
-from circuits.model.prompts import Prompts, taken
+from circuits.model.prompts import Prompts, gather_columns
 from circuits.model.sites import Site
 from circuits.model.types import BatchLike, Figure, MetricLike, PositionsLike, TokensLike
 from circuits.statistics import LEVEL, summarise
@@ -105,14 +105,16 @@ class _Run:
     def at(self, columns: Tensor) -> _Run:
         """Returns the same at some columns, [example position]."""
         named = (self.streams, self.parts, {"output": self.output, "last": self.last})
-        streams, parts, whole = ({name: taken(x, columns, 1) for name, x in one.items()} for one in named)
+        streams, parts, whole = (
+            {name: gather_columns(x, columns, 1) for name, x in one.items()} for one in named
+        )
         return _Run(self.rows, whole["output"], streams, whole["last"], parts)
 
 
 def _runs(surface: HookedModel, prompts: Prompts, edited: bool, size: int) -> Iterator[_Run]:
     """Yields the forwards of all examples."""
     named, last = streams(surface), Site("resid_post", surface.n_layers - 1)
-    sites = list(dict.fromkeys([*needed(surface), *named.values(), last]))
+    sites = list(dict.fromkeys([*sites_to_cache(surface), *named.values(), last]))
     for start in range(0, len(prompts), size):
         rows = slice(start, min(start + size, len(prompts)))
         with mark_running_rows(surface.model, rows, len(prompts)):
@@ -161,7 +163,7 @@ def _attribute_metric(
         total, count, gradient = _compute_metric_gradient(metric.at(one.rows), one.output)
         # Only where it reads: most metrics read a few positions and logits.
         columns = gradient.ne(0).any(-1).any(0).nonzero().flatten().expand(len(gradient), -1)
-        gradient, one = taken(gradient, columns, 1), one.at(columns)
+        gradient, one = gather_columns(gradient, columns, 1), one.at(columns)
         shares, rounding = dict.fromkeys([*one.parts, "constant"], torch.zeros_like(total)), 0 * total
         shares["nonlinear"] = total
         if columns.shape[1]:

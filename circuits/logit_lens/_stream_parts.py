@@ -21,7 +21,7 @@ _KINDS = ((True, True), (False, True), (False, False))
 _UNITS = 16
 
 
-def units(dtype: torch.dtype, bridged: bool) -> float:
+def rounding_tolerance(dtype: torch.dtype, bridged: bool) -> float:
     """Returns the largest difference, relative to the terms of a sum, that counts as rounding."""
     # The RMS norm of a bridge computes in single precision, whatever the precision of the model.
     return _UNITS * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps if bridged else 0.0)
@@ -83,7 +83,7 @@ class Norm:
 
         def error(norm: Norm) -> float:
             predicted = norm.linear(x, norm.scale(x)) + (0.0 if shift is None else shift)
-            rounding = units(x.dtype, surface.bridged) * norm.terms(x).clamp(min=1e-30)
+            rounding = rounding_tolerance(x.dtype, surface.bridged) * norm.terms(x).clamp(min=1e-30)
             return float(((predicted - output).abs() / rounding).max())
 
         best = min(cls.kinds(surface, gain, shift), key=error)
@@ -125,7 +125,7 @@ class ReadOut:
         terms = (
             products * (len(self.weight) / 2) + self.constant.to(wide).nan_to_num(posinf=0, neginf=0).square()
         )
-        rounding = units(stream.dtype, self.bridged) * terms.sqrt().clamp(min=1e-30)
+        rounding = rounding_tolerance(stream.dtype, self.bridged) * terms.sqrt().clamp(min=1e-30)
         # Entries that are equal count as 0 even if infinite, as with a bias that rules an output out.
         difference = (predicted - output).abs().masked_fill(predicted == output, 0)
         return float((difference / rounding).max())
@@ -165,7 +165,7 @@ _SUMS = tuple(Site(name) for name in ("resid_mid", "resid_post"))
 _LAYER_OUTPUT = "blocks.{}.hook_normalized_resid_post"
 
 
-def needed(surface: HookedModel) -> list[Site]:
+def sites_to_cache(surface: HookedModel) -> list[Site]:
     """Returns the sites that `components` reads."""
     last = Site("resid_post", surface.n_layers - 1)
     sites = (*_PARTS, *(_SUMS if surface.post_norm else (last,)))
@@ -224,7 +224,7 @@ class _Stream:
         remainder = stream - parts.sum(0)
         # What is rounded in a part is as large as its largest entry, in whichever entry.
         sizes = parts.abs().amax(-1, keepdim=True).sum(0)
-        if bool((remainder.abs() <= units(stream.dtype, self.surface.bridged) * sizes).all()):
+        if bool((remainder.abs() <= rounding_tolerance(stream.dtype, self.surface.bridged) * sizes).all()):
             return
         if not self.edited:
             raise CircuitsError(

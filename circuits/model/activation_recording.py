@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.decode_steps import WHOLE
 from circuits.model.edit_state import (
     get_edit_state,
     hold_model_exclusively,
     mark_running_rows,
     modules_of,
-    undone,
+    undo_on_exit,
 )
-from circuits.model.generation import WHOLE
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts
-from circuits.tensors import as_dense_tensor, parse_positions, parse_span
+from circuits.tensors import dense_if_array, parse_positions, parse_span
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def hold_eval_mode(model: nn.Module) -> Iterator[None]:
                 if module.training != training:
                     module.training = training
 
-        with undone(model, restore):
+        with undo_on_exit(model, restore):
             # Set only where it changes, as setting an attribute of a module is slow.
             for module, training in before:
                 if training:
@@ -132,7 +132,7 @@ def chosen_entries(positions: Any, prompts: Prompts, label: str) -> Tensor:
         positions: numbers or a slice, which count in each prompt's own tokens; or a mask, [batch pos], [batch 1] or
             [pos]; None: all.
     """
-    given, (batch, length) = as_dense_tensor(positions, label), prompts.shape[:2]
+    given, (batch, length) = dense_if_array(positions, label), prompts.shape[:2]
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         if tuple(given.shape) not in ((length,), (batch, length), (batch, 1)):
             raise CircuitsError(

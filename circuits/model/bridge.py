@@ -20,7 +20,15 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.edit_state import modules_of
-from circuits.model.hooks import Function, Handle, Handles, before_module, bound, on_hook_point, passed
+from circuits.model.hooks import (
+    Function,
+    Handle,
+    Handles,
+    before_module,
+    bind_arguments,
+    on_hook_point,
+    run_module,
+)
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.softmax_hooks import SoftmaxHooks
@@ -108,7 +116,7 @@ class Bridge(ABC):
             written = output.is_inference() or output._version > 0
             return output if written or not torch.equal(output, activation) else activation
         flat = self._flat(hook, activation)
-        output = passed(self._hooks[hook], flat)
+        output = run_module(self._hooks[hook], flat)
         return activation if output is flat else output.reshape(activation.shape)
 
     def on_branch(self, site: str) -> bool:
@@ -285,7 +293,7 @@ def _convert_arguments(
     wrapped: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Converts the wrapped model's arguments into those of the bridge: the inputs, and all arguments by name."""
-    given = bound(type(wrapped).forward, args, kwargs)
+    given = bind_arguments(type(wrapped).forward, args, kwargs)
     vectors = given.pop("inputs_embeds", None)
     tokens = given.get("input_ids", args[0] if args else None)
     return (tokens if vectors is None else vectors,), given

@@ -212,7 +212,7 @@ def _plain_hooks(
         return new.reshape(x.shape)
 
     if site in ("scores", "pattern"):
-        with _Softmax(layer or 0, function, before=site == "scores"):
+        with _PlainSoftmaxHook(layer or 0, function, before=site == "scores"):
             yield
         return
     block: Any = surface.model if layer is None else surface.block_module(layer)
@@ -277,7 +277,7 @@ def _hooked(module: nn.Module, before: bool, function: Callable[[Tensor], Tensor
     return module.register_forward_hook(on_output)
 
 
-class _Softmax(TorchFunctionMode):
+class _PlainSoftmaxHook(TorchFunctionMode):
     """Changes what the softmax of one layer's attention is given, or what it gives."""
 
     def __init__(self, layer: int, function: Callable[[Tensor], Tensor], before: bool) -> None:

@@ -56,7 +56,7 @@ class State:
             for parameter, value in values.items():
                 parameter.copy_(value)
         # Of all: the q, k and v of GPT-2's bridge are columns of one matrix, whose version is that of each.
-        self.written = {one: _stamp(one) for one in (self.written | values)}
+        self.written = {one: _stamp(one) for one in {**self.written, **values}}
 
     def current(self) -> dict[nn.Parameter, Tensor]:
         """Returns what the open blocks give parameters; a later block overrides an earlier."""
@@ -117,7 +117,7 @@ def hold_model_exclusively(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def undone(model: nn.Module, undo: Callable[[], None]) -> Iterator[None]:
+def undo_on_exit(model: nn.Module, undo: Callable[[], None]) -> Iterator[None]:
     """Calls `undo` when the block ends, at the latest when no block has the model any more; perhaps twice."""
     kept, key = get_edit_state(model).undo, object()
     kept[key] = undo
@@ -225,7 +225,7 @@ def mark_running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Ite
 
 
 @contextmanager
-def replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
+def parameters_replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
     """Gives parameters other values inside the block, except in clean passes; a later value for one overrides an
     earlier.
 

@@ -163,9 +163,9 @@ def parse_heads(spec: Any) -> HeadSpec:
         return spec
     text = repr(spec)
     if hasattr(spec, "tolist"):
-        from circuits.tensors import as_dense_tensor  # torch, which text is read without
+        from circuits.tensors import dense_if_array  # torch, which text is read without
 
-        spec = as_dense_tensor(spec, "heads")
+        spec = dense_if_array(spec, "heads")
         spec = spec.tolist() if hasattr(spec, "tolist") else spec
     if isinstance(spec, KeyValueGroup) or (_is_pair(spec) and isinstance(spec, tuple)):
         spec = [spec]

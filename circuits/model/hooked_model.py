@@ -21,12 +21,12 @@ from circuits.model.edit_state import get_edit_state
 from circuits.model.hooks import (
     Function,
     Handle,
+    MethodWrapper,
     Revocable,
-    Wrapped,
     before_module,
-    bound,
+    bind_arguments,
     on_hook_point,
-    passed,
+    run_module,
 )
 from circuits.model.prompts import Prompts
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
@@ -335,7 +335,9 @@ class HookedModel:
         The activation itself is not written to, as hooks may work in place and the run will reach them again.
         """
         bridge = self._bridge_at(hook)
-        return passed(self.hooks[hook], activation) if bridge is None else bridge.through(hook, activation)
+        return (
+            run_module(self.hooks[hook], activation) if bridge is None else bridge.through(hook, activation)
+        )
 
     def _bridge_at(self, hook: str) -> Bridge | None:
         return None if hook in self.spliced else self._bridge
@@ -398,13 +400,13 @@ class HookedModel:
 
         def around(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             try:
-                started(args, bound(forward, args, kwargs))
+                started(args, bind_arguments(forward, args, kwargs))
                 return method(*args, **kwargs)
             finally:
                 over()
 
         # Not hooks of the model: `generate` and `run_with_hooks` pass these by.
-        return started.holding(over, Wrapped(self.model, "forward", around))
+        return started.holding(over, MethodWrapper(self.model, "forward", around))
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Returns the inputs [batch pos ...] of a call of the model, of texts the tokens that it makes; None where they

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from circuits.model.edit_state import State, check_thread, get_edit_state, undone
+from circuits.model.edit_state import State, check_thread, get_edit_state, undo_on_exit
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]
@@ -39,7 +39,7 @@ def hooks_on(model: nn.Module, handles: Iterable[Handle]) -> Iterator[None]:
     """Keeps hooks on a model inside the block; `handles` puts each on when it is asked for the next."""
     with ExitStack() as stack:
         for handle in handles:
-            stack.enter_context(undone(model, handle.remove))
+            stack.enter_context(undo_on_exit(model, handle.remove))
         yield
 
 
@@ -85,7 +85,7 @@ class Revocable:
         self._state.undo.pop(self, None)
 
 
-class Wrapped:
+class MethodWrapper:
     """A method of a module that is called by way of `around(method, args, kwargs)` while this is on.
 
     Several may be on one method, and go in any order. A copy of the module, and a stored one, has the plain method.
@@ -105,7 +105,7 @@ class Wrapped:
     def remove(self) -> None:
         self._on = False
         methods = vars(self._owner)
-        while isinstance(last := methods.get(self._name), Wrapped) and not last._on:
+        while isinstance(last := methods.get(self._name), MethodWrapper) and not last._on:
             del methods[self._name]
             if last._before is not None:
                 methods[self._name] = last._before
@@ -129,7 +129,7 @@ def before_module(module: nn.Module, function: Function) -> Handle:
     return module.register_forward_pre_hook(replaced, prepend=True)
 
 
-def passed(module: nn.Module, x: Tensor) -> Tensor:
+def run_module(module: nn.Module, x: Tensor) -> Tensor:
     """Returns the output of a module with its hooks for `x`, which is not written to; `x` itself where nothing changes
     it.
 
@@ -147,7 +147,9 @@ def _signature(forward: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(forward)
 
 
-def bound(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bind_arguments(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns all arguments of a call by name, those given by position too.
 
     Args:

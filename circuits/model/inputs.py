@@ -13,7 +13,7 @@ from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Given, Prompts, Texts, Words
 from circuits.model.types import TokensLike
-from circuits.tensors import as_dense_tensor
+from circuits.tensors import dense_if_array
 from circuits.validate import parse_choice, parse_inputs
 
 
@@ -36,7 +36,7 @@ def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Pro
     surface = HookedModel.of(model)
     if side is not None:
         parse_choice(side, ("left", "right"), "prompts", "side")
-    found = with_model(parse_given(given, "prompts", "given", side), surface, "prompts", side)
+    found = tokenise_for_model(parse_given(given, "prompts", "given", side), surface, "prompts", side)
     mask = mask_of_tokenizer(surface, found.tokens, side) if found.mask is None else found.mask
     words = found.words or _words(surface, found.tokens, mask)
     made = Prompts(found.tokens, mask, words, found.texts, found.extra)
@@ -46,7 +46,7 @@ def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Pro
 
 def parse_prompts(surface: HookedModel, given: Any, caller: str, name: str = "tokens") -> Prompts:
     """Reads the inputs of a run: whatever `prompts` takes, and tensors as they are, without looking for padding."""
-    return with_model(parse_given(given, caller, name), surface, caller)
+    return tokenise_for_model(parse_given(given, caller, name), surface, caller)
 
 
 def parse_given(given: Any, caller: str, name: str, side: str | None = None) -> Given:
@@ -58,7 +58,7 @@ def parse_given(given: Any, caller: str, name: str, side: str | None = None) -> 
         return Texts((given,))
     if is_encoding(given):
         return _parse_encoding(given, what, side or "right")
-    given = as_dense_tensor(given, what)
+    given = dense_if_array(given, what)
     if not isinstance(given, list | tuple):
         return Prompts(parse_inputs(given, what))
     if given and all(isinstance(text, str) for text in given):
@@ -73,7 +73,7 @@ def is_encoding(given: Any) -> bool:
 
 def _parse_encoding(given: Mapping[str, Any], what: str, side: str) -> Prompts:
     """Reads what a tokenizer returns, with further keys as they are; whether the model takes them, it tells later."""
-    ids = as_dense_tensor(given["input_ids"], what)
+    ids = dense_if_array(given["input_ids"], what)
     found = _padded(ids, what, 0, side) if isinstance(ids, list | tuple) else Prompts(parse_inputs(ids, what))
     extra: dict[str, Tensor] = {}
     for name in given.keys():  # noqa: SIM118 (a BatchEncoding iterates over rows)
@@ -81,7 +81,7 @@ def _parse_encoding(given: Mapping[str, Any], what: str, side: str) -> Prompts:
             continue
         # Lists that a tokenizer did not pad are padded as the ids are; a single row serves all of them.
         with suppress(CircuitsError, RuntimeError, TypeError, ValueError):
-            read = as_dense_tensor(given[name], what)
+            read = dense_if_array(given[name], what)
             read = _padded(read, what, 0, side).tokens if isinstance(read, list | tuple) else read
             if torch.as_tensor(read).ndim == 2:
                 extra[name] = torch.as_tensor(read).expand(found.shape[:2])
@@ -90,7 +90,7 @@ def _parse_encoding(given: Mapping[str, Any], what: str, side: str) -> Prompts:
     return Prompts(found.tokens, extra.pop("attention_mask", found.mask), extra=extra)
 
 
-def with_model(given: Given, surface: HookedModel, caller: str, side: str | None = None) -> Prompts:
+def tokenise_for_model(given: Given, surface: HookedModel, caller: str, side: str | None = None) -> Prompts:
     """Returns inputs as a model takes them: texts as its tokens, and the mask where the model masks by itself."""
     if isinstance(given, Prompts):
         mask = mask_of_model(surface, given.tokens) if given.mask is None else None
@@ -155,7 +155,7 @@ def _padded(given: Sequence[Any], what: str, pad: int, side: str) -> Prompts:
 
 
 def _row(given: Any, index: int, what: str) -> Tensor:
-    dense = as_dense_tensor(given, what)
+    dense = dense_if_array(given, what)
     row = torch.zeros(0, 0)
     with suppress(TypeError, ValueError, RuntimeError):
         row = torch.as_tensor(dense)
@@ -193,7 +193,7 @@ def _padding_at(surface: HookedModel, tokens: Tensor, side: str, spare: str | No
     return at if side == "left" else at.flip(1)
 
 
-def padding(surface: HookedModel, tokens: Tensor) -> Tensor | None:
+def padding_mask(surface: HookedModel, tokens: Tensor) -> Tensor | None:
     """Returns bool [batch pos], true at padding before or after an example; None where there is none, or no tokenizer.
 
     Where padding has the id of the first (BOS) or last (EOS) token too, the one next to the text counts as that token.
@@ -233,7 +233,7 @@ def check_no_padding(surface: HookedModel, prompts: Prompts, used: Tensor | None
     """Refuses inputs without a mask in which padding would be taken for tokens, at the positions `used`, bool [batch
     pos]; None: examples are compared by position, and padding that they all have in the same places does no harm.
     """
-    mask = padding(surface, prompts.tokens) if prompts.mask is None else None
+    mask = padding_mask(surface, prompts.tokens) if prompts.mask is None else None
     if mask is None:
         return
     mask = mask & (~mask.all(0) if used is None else used.to(mask.device))

@@ -94,11 +94,11 @@ class Prompts:
             return x
         start = self.real.int().argmax(1)[:, None]
         columns = (start + torch.arange(self.shape[1])).clamp(max=self.shape[1] - 1)
-        x = taken(x, columns, axes[0])
+        x = gather_columns(x, columns, axes[0])
         for axis in axes[1:]:
             rest = x.amin(axis, keepdim=True) if lowest else x.new_zeros(())
             reached = broadcast_mask(self.reached.to(x.device), axis, x.ndim)
-            x = torch.where(reached, taken(x, columns, axis), rest)
+            x = torch.where(reached, gather_columns(x, columns, axis), rest)
         return x
 
     @property
@@ -214,7 +214,7 @@ def check_pair(base: Prompts, source: Prompts, caller: str) -> None:
         )
 
 
-def taken(x: Tensor, columns: Tensor, axis: int) -> Tensor:
+def gather_columns(x: Tensor, columns: Tensor, axis: int) -> Tensor:
     """Returns the entries of each row [batch ...] at its `columns` [batch or 1, n] along an axis."""
     columns = columns.to(x.device)
     batch = max(len(x), len(columns))

@@ -28,7 +28,7 @@ class SoftmaxHooks:
         self._attention, self._layer, self.masks_after = attention, layer, masks_after
         self._listeners: dict[str, dict[object, Function]] = {"scores": {}, "pattern": {}}
         self._hooks: Handles | None = None
-        self._mode: _Softmax | None = None
+        self._mode: _SoftmaxInterceptor | None = None
 
     @classmethod
     def of(cls, attention: nn.Module, layer: int, masks_after: bool = False) -> SoftmaxHooks:
@@ -53,10 +53,10 @@ class SoftmaxHooks:
         if self._hooks is not None and not any(self._listeners.values()):
             self._hooks.remove()
             self._hooks = None
-            self._end()
+            self._stop_watching()
             _softmax_hooks.pop(self._attention, None)
 
-    def _end(self) -> int:
+    def _stop_watching(self) -> int:
         """Stops looking at softmaxes; returns how many there were, or 1 where that had been stopped."""
         mode, self._mode = self._mode, None
         if mode is None:
@@ -67,12 +67,12 @@ class SoftmaxHooks:
     def _enter(self) -> None:
         # A copy of the model made while hooks are on shares them.
         if any(self._listeners.values()):
-            self._mode = _Softmax(self)
+            self._mode = _SoftmaxInterceptor(self)
             self._mode.__enter__()
 
     def _leave(self, output: Any) -> None:
-        count = self._end()
-        # After an exception of the module there is no output. (After an interrupt nothing is called but `_end`.)
+        count = self._stop_watching()
+        # After an exception of the module there is no output; after an interrupt only `_stop_watching` is called.
         if output is not None and count != 1:
             raise CircuitsError(
                 f"blocks.{self._layer}.attn: {count} softmaxes over keys where one is supported, which hides scores "
@@ -104,7 +104,7 @@ class _Listener:
 _softmax_hooks: WeakKeyDictionary[nn.Module, SoftmaxHooks] = WeakKeyDictionary()
 
 
-class _Softmax(TorchFunctionMode):
+class _SoftmaxInterceptor(TorchFunctionMode):
     """Meets the softmax of an activation [batch head query key]."""
 
     def __init__(self, hooks: SoftmaxHooks) -> None:

@@ -23,7 +23,7 @@ from circuits.model.sites import Site
 from circuits.model.types import BatchLike, MetricLike, TokensLike
 from circuits.patch._activations import place_of_input, place_of_node
 from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, Run, parse_steps
-from circuits.patch._screen_result import ScreenOptions, ScreenResult, parse_options, ranked
+from circuits.patch._screen_result import ScreenOptions, ScreenResult, parse_options, tabulate_screening
 from circuits.sweeps.metrics import PerExample, Row
 from circuits.validate import answers_former_names, parse_choice, parse_indices
 
@@ -105,10 +105,10 @@ def edges(
     settings: Row = {"method": method, "how": how}
     settings |= {"direction": DIRECTION} if how == "resample" else {}
     settings |= {"steps": steps} if between else {}
-    return _screened(replace(pair, gim=method == "gim"), _parse_spans(spans), between, options, settings)
+    return _screen_edges(replace(pair, gim=method == "gim"), _parse_spans(spans), between, options, settings)
 
 
-def _screened(
+def _screen_edges(
     pair: PatchExamples,
     spans: dict[str, tuple[int, ...]],
     steps: int | None,
@@ -144,7 +144,7 @@ def _screened(
         return Path(edit, (place_of_input(receiver),), None)
 
     settings |= {"spans": {name: list(where) for name, where in spans.items()}} if spans else {}
-    return ranked(*found, rows, path, options, settings)
+    return tabulate_screening(*found, rows, path, options, settings)
 
 
 def _parse_spans(spans: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
@@ -188,7 +188,7 @@ def _sums(surface: HookedModel) -> list[Site]:
     return [Site("embed"), *(place for place in places if place.hook() in surface.hooks)]
 
 
-def _sum_of(node: Node, surface: HookedModel) -> Site:
+def _find_sum_site(node: Node, surface: HookedModel) -> Site:
     """Returns the site of the sum to which a sender is added."""
     if node.layer is None:
         return Site("embed")
@@ -304,7 +304,7 @@ def _estimate_shifts(
     at_sum = _carry_gradients_to_sums(piece.surface, run, stream, _zero_padding(piece, read))
     parts_by_sum: list[Tensor] = []
     start = 0
-    for sum_site, group in groupby(receivers.senders, partial(_sum_of, surface=piece.surface)):
+    for sum_site, group in groupby(receivers.senders, partial(_find_sum_site, surface=piece.surface)):
         end = start + len(list(group))
         sent, gradients = changes[start:end], at_sum[sum_site].double()
         kept = [sent.where(span[..., None].to(sent.device), 0.0) for span in spans] or [sent]

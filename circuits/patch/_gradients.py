@@ -148,7 +148,7 @@ class PatchExamples(Examples):
         inputs = [hook for hook in INPUTS if hook in source and hook in base.activations]
         for step in range(steps or 0):
             fraction = (step + 0.5) / (steps or 1)
-            line = {hook: _between(base.activations[hook], source[hook], fraction) for hook in inputs}
+            line = {hook: _interpolate(base.activations[hook], source[hook], fraction) for hook in inputs}
             yield self.run(self.base, hooks, line, graph=True)
 
     def baseline(self, clean: Tensor) -> PerExample:
@@ -252,7 +252,7 @@ def parse_steps(steps: Any, method: str, caller: str) -> int | None:
     return None if method == "gradient" else int(steps) or None
 
 
-def _between(base: Tensor, source: Tensor, fraction: float) -> Tensor:
+def _interpolate(base: Tensor, source: Tensor, fraction: float) -> Tensor:
     """Returns base + fraction · (source − base), in the precision of base; a mean is a source in float64."""
     base, source = base.detach(), source.detach()
     return torch.where(source == base, base, base + fraction * (source - base)).to(base.dtype)

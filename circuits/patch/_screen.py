@@ -17,7 +17,7 @@ from circuits.model.prompts import own_positions
 from circuits.model.sites import UNITS, Site
 from circuits.model.types import BatchLike, MetricLike, SiteLike, SitesLike, TokensLike
 from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, parse_steps
-from circuits.patch._screen_result import ScreenResult, parse_options, ranked
+from circuits.patch._screen_result import ScreenResult, parse_options, tabulate_screening
 from circuits.sweeps.metrics import Measurements, PerExample, Row
 from circuits.sweeps.table import SweepResult, parse_resampling, tabulate
 from circuits.tensors import Snapshot
@@ -95,7 +95,7 @@ def screen(
     rows = _parse_sites(
         sites, pair.surface, parse_choice(by, ("component", "position", *UNITS.values()), CALLER, "by")
     )
-    parts, found = _screened(pair.outside_blocks(), rows, between)
+    parts, found = _estimate_all_rows(pair.outside_blocks(), rows, between)
     settings: Row = {
         "method": method,
         "by": by,
@@ -104,7 +104,7 @@ def screen(
     }
     settings |= {"steps": steps} if between else {}
     descriptions = [_row(pair.surface, f"patch.activations ({DIRECTION})", one) for one in parts]
-    return ranked(
+    return tabulate_screening(
         *found, descriptions, lambda at: _make_row_patch(pair, parts[at]), options, settings | pair.words
     )
 
@@ -148,7 +148,7 @@ def attribution(
     resampling, kind = parse_resampling(seed, draws, flips, caller), place.site.kind
     axis = "feature" if kind.unit == "feature" else "position" if kind.head_axis is None else "head"
     rows = [_Rows(Site(place.site.name, layer), hook, (axis,)) for layer, hook in pair.surface.at(place.site)]
-    parts, (sized, unedited, estimates) = _screened(pair, rows, None)
+    parts, (sized, unedited, estimates) = _estimate_all_rows(pair, rows, None)
     runs = [_row(pair.surface, f"{caller} ({direction})", one) for one in parts]
     measured = Measurements(runs, "gradient")
     measured.begin(unedited)
@@ -178,7 +178,7 @@ def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_Rows]:
     return list(rows.values())
 
 
-def _screened(
+def _estimate_all_rows(
     pair: PatchExamples, rows: Sequence[_Rows], steps: int | None
 ) -> tuple[list[_Part], tuple[PatchExamples, PerExample, dict[str, np.ndarray]]]:
     """Returns what has a row, the pair at the batch size that fits, its metrics at base, and the estimates.

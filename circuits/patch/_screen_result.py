@@ -20,15 +20,15 @@ from circuits.patch._gradients import PatchExamples
 from circuits.statistics import LEVEL, Resampling, bootstrap, ratio
 from circuits.sweeps.metrics import PerExample, Row, unedited_metrics
 from circuits.sweeps.sweep import run_sweep
-from circuits.sweeps.table import SweepResult, limits, parse_resampling
-from circuits.tables import bounded, chosen_metrics, interval_columns, short_table
+from circuits.sweeps.table import SweepResult, p_value_notes, parse_resampling
+from circuits.tables import chosen_metrics, ci_columns, interval_columns, short_table
 from circuits.validate import is_whole, parse_choice
 
 # The columns of a sweep that hold measurements.
-EXACT = ("value", *bounded("effect"), "p_value", "p_adjusted", "engine", "null_effect")
+EXACT = ("value", *ci_columns("effect"), "p_value", "p_adjusted", "engine", "null_effect")
 
 #: What `print` shows.
-SHOWN = ("rank", "variant", "metric", "estimate", *bounded("effect"), "p_adjusted")
+SHOWN = ("rank", "variant", "metric", "estimate", *ci_columns("effect"), "p_adjusted")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ class ScreenResult:
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return "\n".join([short_table(self.frame, SHOWN), *limits(self.frame, self.settings), *self.notes])
+        return "\n".join(
+            [short_table(self.frame, SHOWN), *p_value_notes(self.frame, self.settings), *self.notes]
+        )
 
     @property
     def kind(self) -> str:
@@ -108,7 +110,7 @@ class ScreenResult:
         metric = self.metrics[0] if metric is None else parse_choice(metric, self.metrics, caller, "metric")
         parse_choice(by, ("best", "estimate", "effect"), caller, "by")
         rows = self.frame[self.frame["metric"] == metric]
-        rows = rows.assign(size=sizes(rows, self.settings["rank"], by)).dropna(subset="size")
+        rows = rows.assign(size=ranking_sizes(rows, self.settings["rank"], by)).dropna(subset="size")
         # Of equal ones the larger estimate is first.
         return rows.iloc[np.lexsort([rows["rank"], -rows["size"]])]
 
@@ -142,7 +144,7 @@ class ScreenResult:
         return Circuit.of(self.kind, where, self.graph, effects)
 
 
-def sizes(rows: pd.DataFrame, rank: str, by: str = "best") -> pd.Series:
+def ranking_sizes(rows: pd.DataFrame, rank: str, by: str = "best") -> pd.Series:
     """Returns the size of each row: that of the exact effect, of the estimate, or the best that is known.
 
     Args:
@@ -178,7 +180,7 @@ def parse_options(caller: str, exact: Any, seed: Any, draws: Any, flips: Any, ra
     return ScreenOptions(None if exact == "all" else int(exact), rank, resampling)
 
 
-def ranked(
+def tabulate_screening(
     pair: PatchExamples,
     unedited: PerExample,
     estimates: Mapping[str, np.ndarray],
@@ -218,7 +220,7 @@ def ranked(
     )
     for metric, table in tables.items():
         clean, edited = np.split(measured.of(metric), [1], axis=1)
-        of_measured = dict(zip(names, _effect_sizes(edited, clean), strict=True))
+        of_measured = dict(zip(names, _mean_absolute_effects(edited, clean), strict=True))
         table["effect_size"] = table["variant"].map(of_measured)
     settings = settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.surface.settings
     settings |= vars(options.resampling) | {"n": len(pair.base), "level": LEVEL}
@@ -226,7 +228,7 @@ def ranked(
         exact.frame[["variant", "metric", *EXACT]], how="left", on=["variant", "metric"]
     )
     # Metrics keep their order; of equal rows the larger estimate is first.
-    order = [frame["rank"], -sizes(frame, options.rank), pd.factorize(frame["metric"])[0]]
+    order = [frame["rank"], -ranking_sizes(frame, options.rank), pd.factorize(frame["metric"])[0]]
     frame = frame.iloc[np.lexsort(order)].reset_index(drop=True)
     whole = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(whole, "Int64"))
@@ -277,7 +279,7 @@ def _note_cancelled_effects(metric: str, table: pd.DataFrame, rank: str) -> str 
     )
 
 
-def _effect_sizes(edited: np.ndarray, clean: np.ndarray) -> np.ndarray:
+def _mean_absolute_effects(edited: np.ndarray, clean: np.ndarray) -> np.ndarray:
     """Returns the means over examples of effects' absolute values, each example weighted by its entries at base.
 
     Args:

@@ -148,7 +148,9 @@ def follow(
     first, device = pairs.first, pairs.first.surface.device
     count, length = first.prompts.shape[:2]
     named = (("groups", groups, length), ("before", before, count), ("after", after, count))
-    of_key, was, comes = (_whole(given, size, f"{caller}: {name}") for name, given, size in named)
+    of_key, was, comes = (
+        _read_group_numbers(given, size, f"{caller}: {name}") for name, given, size in named
+    )
     if still := int((was == comes).sum()):
         raise CircuitsError(f"{caller}: in {still} pairs nothing moves: before equals after")
     if absent := {*was.tolist(), *comes.tolist()} - {*of_key.tolist()}:
@@ -171,7 +173,7 @@ def follow(
     return Following(pairs.table("share", sums, first.selected))
 
 
-def _whole(given: Any, length: int, what: str) -> Tensor:
+def _read_group_numbers(given: Any, length: int, what: str) -> Tensor:
     """Returns whole numbers from 0, [length]."""
     numbers = parse_numbers(given, what).cpu()
     if numbers.shape != (length,) or numbers.is_floating_point() or bool((numbers < 0).any()):

@@ -19,7 +19,7 @@ from circuits.model.types import BatchLike, HeadsLike, PositionsLike, TemplateLi
 from circuits.patterns._pattern_reading import PatternPass, Recorded
 from circuits.patterns._templates import parse_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, interval, ratio
-from circuits.tables import bounded, interval_columns, short_table
+from circuits.tables import ci_columns, interval_columns, short_table
 from circuits.validate import answers_former_names, parse_batch, parse_choice, parse_draws, parse_seed
 
 
@@ -50,7 +50,7 @@ class Scores:
     draws: int
 
     def __repr__(self) -> str:
-        return short_table(self.frame, [*_KEYS, *bounded("score"), "chance", "corrected", "bits"])
+        return short_table(self.frame, [*_KEYS, *ci_columns("score"), "chance", "corrected", "bits"])
 
     def plot(self, column: str = "score") -> Figure:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""
@@ -166,7 +166,7 @@ def _frame(found: Scores) -> pd.DataFrame:
 
 
 _KEYS = ("layer", "head", "template")
-_ORDER = (*bounded("score"), "chance", *bounded("effect"), *bounded("corrected"), "bits", "queries")
+_ORDER = (*ci_columns("score"), "chance", *ci_columns("effect"), *ci_columns("corrected"), "bits", "queries")
 #: Classes that are no templates, and what is said of a head's best template.
 OTHER, UNCLEAR = "other", "unclear"
 _BEST = ("score", "chance", "corrected", "bits")
@@ -274,7 +274,7 @@ def _classify_by_template(
     """
     names, shape = scores.templates, excluded.shape
     columns = {
-        name: scores.frame[name].to_numpy().reshape(shape) for name in (*_BEST, *bounded("corrected")[1:])
+        name: scores.frame[name].to_numpy().reshape(shape) for name in (*_BEST, *ci_columns("corrected")[1:])
     }
     corrected, told = columns["corrected"], columns["bits"]
     above, sure = corrected >= threshold, columns["corrected_ci_low"] >= threshold

@@ -20,7 +20,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.edits import parse_keys
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike, TokensLike
-from circuits.tensors import as_dense_tensor, select_positions
+from circuits.tensors import dense_if_array, select_positions
 from circuits.validate import index_by_text, is_whole, parse_inputs
 
 
@@ -33,9 +33,9 @@ def previous(length: int | TokensLike, by: int = 1) -> Bool[Tensor, "query key"]
     """Marks the position `by` before the query's, none for the first `by` queries; of a length, or of tokens [batch
     pos].
     """
-    length = length.shape[1] if isinstance(length, Tensor) and length.ndim > 1 else _whole(length, 1)
+    length = length.shape[1] if isinstance(length, Tensor) and length.ndim > 1 else _read_size(length, 1)
     positions = torch.arange(length)
-    return positions[:, None] - positions == _whole(by, 0)
+    return positions[:, None] - positions == _read_size(by, 0)
 
 
 def constant(length: int, positions: PositionsLike) -> Bool[Tensor, "query key"]:
@@ -43,17 +43,17 @@ def constant(length: int, positions: PositionsLike) -> Bool[Tensor, "query key"]
     chosen = parse_keys(positions, "patterns.constant")
     if chosen is None:
         raise CircuitsError("patterns.constant: no position given")
-    return select_positions(chosen, _whole(length, 1), "patterns.constant").expand(length, -1)
+    return select_positions(chosen, _read_size(length, 1), "patterns.constant").expand(length, -1)
 
 
 def row(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
     """Marks the query's row in a matrix laid out row by row, without the query's own entry if not `itself`."""
-    return _same(torch.arange(_whole(rows, 1)).repeat_interleave(_whole(columns, 1)), itself)
+    return _same(torch.arange(_read_size(rows, 1)).repeat_interleave(_read_size(columns, 1)), itself)
 
 
 def column(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
     """Marks the query's column in a matrix laid out row by row, without the query's own entry if not `itself`."""
-    return _same(torch.arange(_whole(columns, 1)).repeat(_whole(rows, 1)), itself)
+    return _same(torch.arange(_read_size(columns, 1)).repeat(_read_size(rows, 1)), itself)
 
 
 def _same(line: Tensor, itself: bool) -> Tensor:
@@ -64,9 +64,11 @@ def _same(line: Tensor, itself: bool) -> Tensor:
 
 def marked(mask: ArrayLike) -> Bool[Tensor, "batch query key"]:
     """Marks for every query the positions that `mask` [batch pos] marks in its example, such as the masked entries."""
-    mask = as_dense_tensor(mask, "patterns.marked")
+    mask = dense_if_array(mask, "patterns.marked")
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:
-        raise CircuitsError(f"patterns.marked: expected a boolean mask [batch pos], got {_shown(mask)}")
+        raise CircuitsError(
+            f"patterns.marked: expected a boolean mask [batch pos], got {_describe_given(mask)}"
+        )
     return mask.cpu()[:, None, :].expand(-1, mask.shape[1], -1)
 
 
@@ -87,7 +89,7 @@ def parse_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]
         raise CircuitsError("patterns.scores: no templates; give a dict of names and templates [query key]")
     templates: dict[str, Any] = {}
     for name, template in index_by_text(given, "patterns.scores", "templates").items():
-        template = as_dense_tensor(template, f"template {name!r}")
+        template = dense_if_array(template, f"template {name!r}")
         if isinstance(template, Tensor):
             _check(name, template, len(tokens), tokens.shape[1])
         elif not callable(template):
@@ -108,7 +110,7 @@ def template_keys(name: str, template: Any, examples: Any, rows: slice, prompts:
     if isinstance(template, Tensor):
         keys = template if template.ndim == 2 else template[rows]
     else:
-        keys = as_dense_tensor(template(examples), f"template {name!r}")
+        keys = dense_if_array(template(examples), f"template {name!r}")
         _check(name, keys, len(prompts), prompts.shape[1])
     keys = keys.cpu()
     return keys[None] if keys.ndim == 2 else prompts.in_order(keys.to(torch.uint8), (1, 2)).bool()
@@ -118,17 +120,18 @@ def _check(name: str, template: Any, batch: int, length: int) -> None:
     is_mask = isinstance(template, Tensor) and template.dtype == torch.bool
     if not is_mask or tuple(template.shape) not in ((length, length), (batch, length, length)):
         raise CircuitsError(
-            f"template {name!r}: expected bool {[length, length]} or {[batch, length, length]}, got {_shown(template)}"
+            f"template {name!r}: expected bool {[length, length]} or {[batch, length, length]}, got "
+            f"{_describe_given(template)}"
         )
 
 
-def _whole(number: Any, least: int) -> int:
+def _read_size(number: Any, least: int) -> int:
     if not is_whole(number, least):
         raise CircuitsError(f"patterns: a template's size is a whole number from {least}; got {number!r}")
     return int(number)
 
 
-def _shown(given: Any) -> str:
+def _describe_given(given: Any) -> str:
     if not isinstance(given, Tensor):
         return type(given).__name__
     return f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"

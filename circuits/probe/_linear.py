@@ -31,7 +31,7 @@ from circuits.probe._probe_inputs import (
     parse_targets,
 )
 from circuits.statistics import bootstrap, ratio
-from circuits.tables import bounded, chosen_metrics, interval_columns, short_table
+from circuits.tables import chosen_metrics, ci_columns, interval_columns, short_table
 from circuits.validate import answers_former_names, parse_draws, parse_seed
 
 _EPS = torch.finfo(torch.float64).eps
@@ -272,8 +272,8 @@ class LinearMap:
         return x.to(self.weight) @ self.weight + self.intercept
 
 
-_KEYS = ("site", "layer", "head", "target", "split", "metric", *bounded("value"))
-_CONTROLS = ("shuffled", *bounded("selectivity"), "untrained", *bounded("over_untrained"))
+_KEYS = ("site", "layer", "head", "target", "split", "metric", *ci_columns("value"))
+_CONTROLS = ("shuffled", *ci_columns("selectivity"), "untrained", *ci_columns("over_untrained"))
 COLUMNS = (*_KEYS, *_CONTROLS, "n", "entries", "fit_n", "ridge", "rank")
 #: What `print` shows.
 SHOWN = (*_KEYS, "shuffled", "untrained")
@@ -338,14 +338,16 @@ def score(fitted: LinearMap, target: Target, x: Tensor, entries: Entries) -> Sco
     found: Scored = {}
     for name, mask in entries.splits.items():
         inside = mask[held_out][chosen]
-        for metric, (sums, counts) in _measured(torch.cat(predicted)[inside], true[inside], target).items():
+        for metric, (sums, counts) in _entry_metrics(
+            torch.cat(predicted)[inside], true[inside], target
+        ).items():
             totals = torch.zeros(2, len(held_out), dtype=torch.float64)
             totals.index_add_(1, examples[inside], torch.stack([sums, counts]))
             found[name, metric] = totals[0].numpy(), totals[1].numpy()
     return found
 
 
-def _measured(predicted: Tensor, true: Tensor, target: Target) -> dict[str, tuple[Tensor, Tensor]]:
+def _entry_metrics(predicted: Tensor, true: Tensor, target: Target) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns by metric what each entry adds to its sum and its count."""
     ones = torch.ones(len(true), dtype=torch.float64)
     if target.kind == CLASSIFICATION:

@@ -18,7 +18,7 @@ from circuits.model.activation_recording import chosen_entries
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
-from circuits.tensors import as_dense_tensor
+from circuits.tensors import dense_if_array
 from circuits.validate import index_by_text, is_whole, parse_choice
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
@@ -149,7 +149,7 @@ def _parse_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target
     label = f"probe, target {name!r}"
     kind = parse_choice(kind, KINDS, label, "kind")
     # A list or a column of a table is an array; its fractions keep their digits.
-    values = as_dense_tensor(values if isinstance(values, Tensor) else np.asanyarray(values), label)
+    values = dense_if_array(values if isinstance(values, Tensor) else np.asanyarray(values), label)
     values = values.detach().cpu()
     batch, pos = prompts.shape[:2]
     shape, classify = list(values.shape), kind == CLASSIFICATION
@@ -232,7 +232,7 @@ def _parse_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
         return torch.randperm(batch, generator=generator)[: int(number)].sort().values
     try:
         if isinstance(number, slice | Sequence | np.ndarray | Tensor):
-            return torch.arange(batch)[as_dense_tensor(number, "probe: test")].unique()
+            return torch.arange(batch)[dense_if_array(number, "probe: test")].unique()
     except (IndexError, TypeError, ValueError):
         pass
     raise CircuitsError(

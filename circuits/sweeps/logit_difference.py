@@ -15,7 +15,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import continuation, parse_given
 from circuits.model.prompts import Prompts, Texts, own_positions
 from circuits.model.types import AnswersLike
-from circuits.tensors import as_dense_tensor
+from circuits.tensors import dense_if_array
 from circuits.validate import is_whole
 
 CALLER = "logit_difference"
@@ -168,7 +168,7 @@ def logit_difference(
     return LogitDifference(_read(right, "right"), _read(wrong, "wrong"), _read_positions(position))
 
 
-def bound(
+def bind_answers(
     metric: Any, batch: Any, inputs: tuple[HookedModel, Prompts] | None, caller: str
 ) -> tuple[Callable[..., Tensor], Any, tuple[int, ...] | None]:
     """Returns a logit difference as a function, its batch (the answers of these prompts) and the positions it reads.
@@ -205,7 +205,7 @@ def _check_output(output: Any) -> None:
 
 def _read(given: Any, name: str) -> tuple[Answer, ...]:
     """Returns the answers of each example as ids or texts; one may have several."""
-    given = as_dense_tensor(given, f"{CALLER}: {name}")
+    given = dense_if_array(given, f"{CALLER}: {name}")
     if isinstance(given, Tensor):
         numbers = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
         given = given.tolist() if numbers and given.ndim < 3 else [given]
@@ -222,7 +222,7 @@ def _read(given: Any, name: str) -> tuple[Answer, ...]:
 
 
 def _read_positions(given: Any) -> tuple[int, ...]:
-    given = as_dense_tensor(given, f"{CALLER}: position")
+    given = dense_if_array(given, f"{CALLER}: position")
     given = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
     given = given if isinstance(given, list | tuple) else [given]
     if not given or not all(is_whole(position) for position in given):

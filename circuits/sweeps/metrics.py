@@ -19,8 +19,8 @@ from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding
 from circuits.model.prompts import Prompts
-from circuits.sweeps.logit_difference import Answers, LogitDifference, bound, logit_difference
-from circuits.tensors import Positions, Snapshot, as_dense_tensor, parse_positions, select_positions
+from circuits.sweeps.logit_difference import Answers, LogitDifference, bind_answers, logit_difference
+from circuits.tensors import Positions, Snapshot, dense_if_array, parse_positions, select_positions
 from circuits.validate import index_by_text, parse_batch
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
@@ -76,7 +76,7 @@ class Metric:
         owner = getattr(metric, "__self__", None)
         own = getattr(metric, "read_positions", getattr(owner, "read_positions", None))
         if metric is logit_difference or isinstance(metric, LogitDifference):
-            metric, batch, own = bound(metric, batch, inputs, caller)
+            metric, batch, own = bind_answers(metric, batch, inputs, caller)
         if metric is not None and not callable(metric):
             raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")
         read = cls(metric, batch, default or unedited_metrics)
@@ -204,7 +204,7 @@ class Metric:
         if kept is not None and not (owned and self.aligned):
             own = own.masked_fill(~kept[..., None], torch.nan)
         batch = batch.to(output.device) if isinstance(batch, Tensor) else batch
-        given = () if batch is None else (private(batch),)
+        given = () if batch is None else (copy_for_user(batch),)
         unchanged = (
             assert_weights_unchanged(self.model, quote_metric(self.name)) if self.model else nullcontext()
         )
@@ -228,7 +228,7 @@ class Metric:
         )
 
 
-def private(thing: Any) -> Any:
+def copy_for_user(thing: Any) -> Any:
     """Returns a copy of what a user's function may write to; what cannot be copied, such as a lock, is shared."""
     try:
         return thing.clone() if isinstance(thing, Tensor) else copy.deepcopy(thing)
@@ -312,7 +312,7 @@ def _unedited(output: Tensor, clean: Tensor, kept: Tensor | None) -> dict[str, t
     }
 
 
-def first_choice(
+def unedited_logit_diff(
     output: Tensor, clean: Tensor, kept: Tensor | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns `logit_diff` alone, differentiable in `output`, as (sum, count) per example."""
@@ -366,7 +366,7 @@ def _vector(value: Any, name: str, size: int, variant: str) -> np.ndarray:
     """Returns a metric's values as a number per example; refuses any other shape or kind."""
     what = f"{quote_metric(name)}, {variant}"
     if isinstance(value, Tensor):
-        value = as_dense_tensor(value, what).detach().cpu().resolve_conj().resolve_neg()
+        value = dense_if_array(value, what).detach().cpu().resolve_conj().resolve_neg()
         # Complex values are refused below, as in numpy arrays.
         value = (value if value.is_complex() else value.double()).numpy()
     shape = list(np.shape(value)) if isinstance(value, np.ndarray) else type(value).__name__
@@ -409,7 +409,7 @@ class Measurements:
         """
         self.chunks[-1][1 + index] = values
         if odd := sorted(set(values) ^ set(self.chunks[0][0])):
-            title = BASELINE if index < 0 else titled(self.runs[index])
+            title = BASELINE if index < 0 else variant_label(self.runs[index])
             there, missing = (title, BASELINE) if odd[0] in values else (BASELINE, title)
             raise CircuitsError(f"{quote_metric(odd[0])}: returned for {there} but not for {missing}")
 
@@ -424,6 +424,6 @@ class Measurements:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
 
-def titled(run: Row) -> str:
+def variant_label(run: Row) -> str:
     """Returns what a run is called in messages."""
     return f"variant {run['variant']!r}" + ("" if run.get("draw") is None else f", draw {run['draw']}")

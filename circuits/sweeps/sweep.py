@@ -13,10 +13,10 @@ from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import run_within_memory
 from circuits.engine.stacked_forward import NotStacked, Variant, check_model, clean_pass, run_stacked
 from circuits.errors import CircuitsError, format_value, prefix_error_messages
-from circuits.interventions.apply import attach_plan, planned, wanted
+from circuits.interventions.apply import attach_plan, needed_references, plan_steps
 from circuits.interventions.base import Intervention
-from circuits.interventions.forward_pass import CleanPassResults
 from circuits.interventions.grids import Draws, VariantLike
+from circuits.interventions.model_runs import CleanPassResults
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.edit_state import (
     State,
@@ -30,8 +30,8 @@ from circuits.model.prompts import Prompts
 from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike
 from circuits.statistics import Resampling
 from circuits.sweeps.logit_difference import LogitDifference
-from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, quote_metric, titled
-from circuits.sweeps.table import SweepResult, about, parse_resampling, tabulate
+from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, quote_metric, variant_label
+from circuits.sweeps.table import SweepResult, describe_places, parse_resampling, tabulate
 from circuits.tensors import largest
 from circuits.validate import answers_former_names, index_by_text, parse_batch, parse_choice
 
@@ -162,7 +162,7 @@ class ModelSweep:
         self.batch_size, total = size, len(self.prompts)
         self.found = Measurements(
             [
-                {"variant": one.name, "draw": one.draw, **about(one.interventions, one.plan)}
+                {"variant": one.name, "draw": one.draw, **describe_places(one.interventions, one.plan)}
                 for one in self.variants
             ]
         )
@@ -189,7 +189,7 @@ class ModelSweep:
         self.scale = largest(self.clean.masked_fill(~self.clean.isfinite(), 0.0))
         self.found.begin(self.here.measure(self.clean, self.clean, BASELINE))
         # After the metric has been tried, and all at once, so that references on the same tokens share a pass.
-        self.references.fetch(wanted(step for one in self.variants for step in one.plan))
+        self.references.fetch(needed_references(step for one in self.variants for step in one.plan))
         state = State(rows=rows, total=len(self.prompts))
         columns = self.here.columns
         if columns is not None:
@@ -231,7 +231,7 @@ class ModelSweep:
         The last digits of an example depend on how many run beside it, which would count as an effect, with a sign in
         the sign-flip test. Entries that differ from the unedited output by rounding alone count as equal to it.
         """
-        title, kept, clean = titled(self.found.runs[index]), self.here.kept, self.clean
+        title, kept, clean = variant_label(self.found.runs[index]), self.here.kept, self.clean
         if columns is not None:
             clean, kept = clean[:, columns], None if kept is None else kept[:, columns]
         output, dtype = _checked(output, kept, title), clean.dtype
@@ -278,7 +278,7 @@ def _plan_variants(variants: Any, surface: HookedModel) -> list[Variant]:
             if not together:
                 raise CircuitsError(f"sweep: variant {name!r} has no intervention")
             with prefix_error_messages(f"variant {name!r}"):
-                found.append(Variant(name, draw if drawn else None, together, planned(together, surface)))
+                found.append(Variant(name, draw if drawn else None, together, plan_steps(together, surface)))
     return found
 
 

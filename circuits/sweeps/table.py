@@ -60,7 +60,7 @@ class SweepResult:
     settings: dict[str, Any]
 
     def __repr__(self) -> str:
-        return "\n".join([short_table(self.frame, SHOWN), *limits(self.frame, self.settings)])
+        return "\n".join([short_table(self.frame, SHOWN), *p_value_notes(self.frame, self.settings)])
 
     @classmethod
     def concat(cls, parts: Iterable[SweepResult] | Mapping[str, SweepResult]) -> SweepResult:
@@ -176,7 +176,7 @@ class SweepResult:
         Path(path).write_text(json.dumps(records, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def limits(frame: pd.DataFrame, settings: dict[str, Any]) -> list[str]:
+def p_value_notes(frame: pd.DataFrame, settings: dict[str, Any]) -> list[str]:
     """Returns the lines below a table whose p-values cannot be small: see `least_p_notes`."""
     p_values = frame["p_value"].to_numpy(dtype=float)
     return least_p_notes(p_values, int(frame["n"].max()), settings["flips"]) if len(frame) else []
@@ -234,7 +234,7 @@ def tabulate(
     )
 
 
-def about(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
+def describe_places(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
     """Returns the columns that say what a variant edits; a number only where it is exactly one."""
     # A path is listed by its receiver.
     places = [step.receiver if isinstance(step, EdgePatch) else step for step in plan]

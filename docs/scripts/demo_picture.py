@@ -12,8 +12,8 @@ import numpy as np
 from plotly.subplots import make_subplots
 
 from circuits.figures.layout import COLOURS, DIVERGING, INK, TEMPLATE
-from interp_tasks.demo import MATRIX_RUN, complete
-from interp_tasks.measurement.run_logs import declared, read_runs
+from interp_tasks.demo import MATRIX_RUN, complete_median_matrix
+from interp_tasks.measurement.run_logs import declared_by_run, read_runs
 from interp_tasks.measurement.subjects import Examples
 
 PICTURE = Path(__file__).parents[1] / "images" / "demo.png"
@@ -32,7 +32,7 @@ TITLES = (
 def draw_curve(figure: Any) -> None:
     """Draws the error at the blanks over training, the error of answering 0 and both steps in the first row."""
     (log,) = read_runs(MATRIX_RUN)
-    level = declared(log, "plateau_levels")["mse_masked"]
+    level = declared_by_run(log, "plateau_levels")["mse_masked"]
     steps, values = log.points("mse_masked")
     first = {"row": 1, "col": 1}
     figure.add_scatter(x=steps, y=values, mode="lines", line={"color": COLOURS[0], "width": 2}, **first)
@@ -61,7 +61,7 @@ def draw_matrices(figure: Any, matrices: Any, hidden: Any) -> None:
 
 
 def main() -> None:
-    truth, hidden, made = complete(MATRIX_RUN, Examples(samples=256))
+    truth, hidden, made = complete_median_matrix(MATRIX_RUN, Examples(samples=256))
     figure = make_subplots(
         2,
         4,

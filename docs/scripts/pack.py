@@ -29,9 +29,9 @@ from interp_tasks.checkpoints.run_files import (
     log_file,
     read_log,
 )
-from interp_tasks.checkpoints.run_folder import declared_drop
-from interp_tasks.grids.plan import TrainUnit, train_units
+from interp_tasks.checkpoints.run_writer import declared_drop
 from interp_tasks.grids.run import is_trained
+from interp_tasks.grids.work_units import TrainUnit, train_units
 from interp_tasks.recipes import ShippedRun, read_spec, recipe_file, recipe_runs
 from tasks.base import pool_parts
 

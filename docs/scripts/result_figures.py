@@ -9,7 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from circuits.figures.layout import COLOURS, INK, TEMPLATE, mark
+from circuits.figures.layout import COLOURS, INK, TEMPLATE, series_style
 from interp_tasks import experiments
 from interp_tasks.checkpoints.refs import find_run
 from interp_tasks.checkpoints.run_files import read_metrics
@@ -106,7 +106,7 @@ def primes_in_order() -> Any:
         table = table[(table["metric"] == "step at 95%") & (table["split"] == "validation")]
         table = table[table["variant"] != "accuracy"]
         primes = table["variant"].str.removeprefix("accuracy_").astype(int)
-        colour, symbol = mark(seed)
+        colour, symbol = series_style(seed)
         reached = table["value"].notna()
         for kept, name, filled in ((reached, f"seed {seed}", ""), (~reached, f"seed {seed}, never", "-open")):
             # What never comes stands above the last step, one row for each seed.

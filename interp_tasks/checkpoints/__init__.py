@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         save_checkpoint,
     )
     from interp_tasks.checkpoints.foreign_weights import import_checkpoint
-    from interp_tasks.checkpoints.run_folder import RunFolder
+    from interp_tasks.checkpoints.run_writer import RunFolder
 
 _NEEDS_TORCH = {
     "Checkpoint": "checkpoint",
-    "RunFolder": "run_folder",
+    "RunFolder": "run_writer",
     "import_checkpoint": "foreign_weights",
     "load_checkpoint": "checkpoint",
     "load_checkpoints": "checkpoint",

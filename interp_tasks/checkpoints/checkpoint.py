@@ -30,8 +30,8 @@ from interp_tasks.checkpoints.run_files import (
     check_names_task,
     digest,
     json_bytes,
-    signed,
     to_json,
+    with_own_sha256,
 )
 from interp_tasks.devices import check_device
 from interp_tasks.disk import check_path_is_free, create_folder_atomically, read_file, write_synced
@@ -168,13 +168,13 @@ def save_checkpoint(
     files = {WEIGHTS_FILE: weights}
     if training_state is not None:
         files[TRAINING_STATE_FILE] = save(
-            {name: as_dense_tensor(each) for name, each in training_state.items()}
+            {name: storable_copy(each) for name, each in training_state.items()}
         )
         meta["training_state"] = digest(files[TRAINING_STATE_FILE])
     with create_folder_atomically(folder) as temporary:
         for name, content in files.items():
             write_synced(temporary / name, content)
-        write_synced(temporary / META_FILE, json_bytes(signed(meta)))
+        write_synced(temporary / META_FILE, json_bytes(with_own_sha256(meta)))
     return folder
 
 
@@ -205,7 +205,7 @@ def weights_bytes(model: HookedTransformer, weights_dtype: str | None) -> bytes:
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise UserError(f"parameter {name} holds NaN or infinite values: the model is not stored")
-        tensor = as_dense_tensor(parameter)
+        tensor = storable_copy(parameter)
         tensors[name] = tensor if dtype is None else tensor.to(dtype)
         if not tensors[name].isfinite().all():
             raise UserError(
@@ -215,7 +215,7 @@ def weights_bytes(model: HookedTransformer, weights_dtype: str | None) -> bytes:
     return save(tensors)
 
 
-def as_dense_tensor(tensor: Tensor) -> Tensor:
+def storable_copy(tensor: Tensor) -> Tensor:
     """Returns a detached, contiguous tensor on the CPU that owns its storage (safetensors refuses a shared one)."""
     # Cloned even where it may own its storage: two names for one storage are refused too.
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -28,7 +28,7 @@ from interp_tasks.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from interp_tasks.checkpoints.run_files import checkpoint_folder, is_step, read_json
-from interp_tasks.checkpoints.run_folder import RunFolder, declared_drop
+from interp_tasks.checkpoints.run_writer import RunFolder, declared_drop
 from interp_tasks.disk import MAX_JSON, read_file
 from interp_tasks.errors import UserError
 from tasks.base import Task

@@ -356,7 +356,7 @@ def _select(selector: str, path: Path, run: str, steps: list[int]) -> Iterable[i
         if ranged[3] is None:
             wanted = [step for step in steps if first <= step <= last]
             if not wanted:
-                raise UserError(f"{run} stores no step in {selector}: it has {_shown(steps)}")
+                raise UserError(f"{run} stores no step in {selector}: it has {_format_steps(steps)}")
         else:
             wanted = range(first, last + 1, int(ranged[3]))
     else:
@@ -368,12 +368,12 @@ def _select(selector: str, path: Path, run: str, steps: list[int]) -> Iterable[i
         ]
         raise UserError(
             f"{run} has no checkpoint at step {missing}: the nearest are {' and '.join(map(str, near))} "
-            f"(of {_shown(steps)})"
+            f"(of {_format_steps(steps)})"
         )
     return wanted
 
 
-def _shown(steps: list[int]) -> str:
+def _format_steps(steps: list[int]) -> str:
     if len(steps) <= 8:
         return ", ".join(map(str, steps))
     return f"{', '.join(map(str, steps[:3]))}, ... {', '.join(map(str, steps[-2:]))}: {len(steps)} in all"

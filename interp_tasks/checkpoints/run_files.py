@@ -309,7 +309,7 @@ META_KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def signed(meta: Mapping[str, Any]) -> dict[str, Any]:
+def with_own_sha256(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the meta data with a sha256 over all of it: a changed byte is noticed here as in the weights."""
     unsigned = {name: value for name, value in meta.items() if name != "sha256"}
     return {**meta, "sha256": hashlib.sha256(json.dumps(unsigned, sort_keys=True).encode()).hexdigest()}
@@ -339,14 +339,14 @@ def read_meta(folder: Path) -> dict[str, Any]:
             fits = isinstance(value.get("name"), str) and isinstance(value.get("config"), dict)
         if not fits:
             raise UserError(f"{file} is mangled: {name!r} is missing or of the wrong kind")
-    if meta.get("sha256") != signed(meta)["sha256"]:
+    if meta.get("sha256") != with_own_sha256(meta)["sha256"]:
         raise UserError(
             f"{file} has been altered: its sha256 does not match its content; restore it from a copy"
         )
     return meta
 
 
-def is_whole(folder: Path) -> bool:
+def is_complete_checkpoint(folder: Path) -> bool:
     """Tells whether a checkpoint's description is valid and its weights have the size stated there."""
     try:
         return (folder / WEIGHTS_FILE).stat().st_size == read_meta(folder)["weights"].get("bytes")

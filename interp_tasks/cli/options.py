@@ -17,7 +17,7 @@ from interp_tasks.cli.terminal import progress_line
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import DEVICE, PROMPT_METRICS, check_choice, unknown
-from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, own_view, target
+from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, own_view, result_file_path
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.measurement.subjects import Examples, Options, resolve_refs
 from interp_tasks.settings import import_file, parse_settings
@@ -111,7 +111,7 @@ class ResultOptions(PrintingOptions):
 def check_files(name: str, out: Path | None, plot: bool) -> None:
     """Refuses, before slow work, files that could not be written after it."""
     for suffix in (*(FILES if out is not None else ()), *([PAGE] if plot else [])):
-        check_writable_file(target(out or "", name, suffix))
+        check_writable_file(result_file_path(out or "", name, suffix))
 
 
 def show_result(
@@ -131,7 +131,7 @@ def show_result(
     def write() -> list[Path]:
         if out is not None:
             return result.write(out, page=plot)
-        return [result.page().write(target("", result.experiment, PAGE))]
+        return [result.page().write(result_file_path("", result.experiment, PAGE))]
 
     write_and_show(write, lambda: print_as(result, format, metric, top), quiet)
 

@@ -197,11 +197,11 @@ def outcome(error: BaseException) -> tuple[str, int] | None:
         return usage_message(error), USAGE
     if isinstance(error, (UserError, TaskError, CircuitsError)):
         return str(error), USAGE
-    message = expected(error)
+    message = environment_error(error)
     return (message, USAGE) if message else None
 
 
-def expected(error: BaseException) -> str:
+def environment_error(error: BaseException) -> str:
     """Returns in one line an error that a machine or an installation causes; nothing for any other."""
     if isinstance(error, UnicodeEncodeError):
         # A glob, or the folder we are in, may lead to a name that is no text.

@@ -25,13 +25,13 @@ import typer
 
 from interp_tasks.checkpoints.drop import final_level, first_index_lastingly_below, plateau_steps
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.intervals import paired, rank_correlation_interval
+from interp_tasks.measurement.intervals import paired_rows, rank_correlation_interval
 from interp_tasks.measurement.result import Result, Row, experiment, numbers, tidy
 from interp_tasks.measurement.run_logs import (
     Curve,
     Run,
     curves_panel,
-    declared,
+    declared_by_run,
     pooled_over_seeds,
     read_runs,
     setting,
@@ -119,7 +119,7 @@ def drops(
 
 def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[Row]:
     """Yields what is said of the curves of one run."""
-    theory = declared(run, "plateau_levels")
+    theory = declared_by_run(run, "plateau_levels")
     for metric in (metric for name, metric in curves if name == run.name):
         curve, level = curves[run.name, metric], theory.get(metric.partition(" (")[0], math.nan)
         quantities = curve.quantities()
@@ -282,7 +282,7 @@ def curve(
 
 def levels(run: Run, curves: Mapping[str, Curve], own: Curve) -> Iterator[Row]:
     """Yields the plateau and final level of every metric, with the theoretical level as baseline where known."""
-    theory = declared(run, "plateau_levels")
+    theory = declared_by_run(run, "plateau_levels")
     for variant in ("plateau", "final"):
         for name, each in curves.items():
             row = {**run.labels(), "variant": variant, "metric": name}
@@ -307,7 +307,7 @@ def fall(run: Run, own: Curve) -> Iterator[Row]:
     """Yields the size of the drop, and the share that each weighted metric has in the fall of the loss."""
     said = {name: value for name, value in own.quantities().items() if name not in ("plateau", "final")}
     parts = {}
-    for name, weight in declared(run, "loss_shares").items():
+    for name, weight in declared_by_run(run, "loss_shares").items():
         one = Curve(name, *run.finite(name), None)
         parts[name] = weight * (level(one, own, "plateau") - level(one, own, "final"))
     whole = sum(parts.values()) or math.nan
@@ -327,7 +327,7 @@ def at_checkpoint(run: str, subject: LoadedCheckpoint) -> Iterator[Row]:
         output = torch.cat([subject.model(tokens) for tokens in batch.tokens.split(256)])
     part = str(subject.labels["ref"]).removeprefix(subject.stored.label)
     labels = {**subject.labels, "run": run, "ref": run, "n_runs": 1, "variant": "stored step"}
-    for row in paired(task.metrics(output, batch) | task.accuracies(output, batch), None, subject.seed):
+    for row in paired_rows(task.metrics(output, batch) | task.accuracies(output, batch), None, subject.seed):
         yield {**labels, **row, "metric": f"{row['metric']}{part}"}
 
 

@@ -21,14 +21,22 @@ from interp_tasks.checkpoints.run_files import (
     check_free,
     checkpoint_folder,
     digest,
-    is_whole,
+    is_complete_checkpoint,
     read_json,
     stored_steps,
 )
 from interp_tasks.devices import check_device
 from interp_tasks.disk import atomic_write, lock_folder, read_file, writing
 from interp_tasks.errors import UserError
-from interp_tasks.grids.plan import MeasureUnit, Plan, TrainUnit, Unit, check, parameters_of, plan
+from interp_tasks.grids.work_units import (
+    MeasureUnit,
+    Plan,
+    TrainUnit,
+    Unit,
+    check_grid_spec,
+    list_work_units,
+    parameters_of,
+)
 from interp_tasks.measurement.intervals import interval_over_runs
 from interp_tasks.measurement.result import COLUMNS, OLD_NAMES, Result, tidy
 from interp_tasks.measurement.run_logs import family
@@ -125,8 +133,8 @@ def grid(
     for file in files:
         import_file(file)
     with naming_file(name):
-        check(spec, yes=yes)
-        planned = plan(spec)
+        check_grid_spec(spec, yes=yes)
+        planned = list_work_units(spec)
     slots = count_executor_slots(executor, jobs, spec.threads)
     records = settled_records(planned, root, retry)
     if len(records) < len(planned.units) and executor in ("serial", "processes", "dask"):
@@ -357,7 +365,7 @@ def is_trained(root: Path, unit: TrainUnit) -> bool:
     """Returns whether a run is stored to its last step."""
     run = root / unit.folder
     last = max(stored_steps(run), default=-1)
-    return last >= unit.resolved.train.steps and is_whole(checkpoint_folder(run, last))
+    return last >= unit.resolved.train.steps and is_complete_checkpoint(checkpoint_folder(run, last))
 
 
 #: What tells one row from another, but for the run it is of.

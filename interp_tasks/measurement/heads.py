@@ -18,7 +18,7 @@ from interp_tasks.measurement.options import (
     check_positions,
     parse_positions,
 )
-from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, declared
+from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, declared_or_empty
 
 if TYPE_CHECKING:
     from circuits import Intervention
@@ -221,12 +221,16 @@ def classify_heads(
     templates = chosen_templates(subject, names)
     own = record_patterns(subject, subject.tokens)
     scores = patterns.scores(subject.model, own, templates, batch=subject.batch, **shared)
-    paired = declared(subject, "attention_moves", subject.batch, subject.seed) if moving else {}
+    paired = declared_or_empty(subject, "attention_moves", subject.batch, subject.seed) if moving else {}
     moves = {
         change: patterns.movement(subject.model, own, record_patterns(subject, other.tokens), **shared)
         for change, other in paired.items()
     }
-    rules = {name: rule for name, rule in declared(subject, "attention_rules").items() if name in templates}
+    rules = {
+        name: rule
+        for name, rule in declared_or_empty(subject, "attention_rules").items()
+        if name in templates
+    }
     unless = {name: rule.unless for name, rule in rules.items() if rule.unless in templates}
     among = {
         name: moves[rule.static].static() if rule.static in moves else ()
@@ -235,7 +239,7 @@ def classify_heads(
     }
     classes = patterns.classify(scores, THRESHOLD, unless=unless, among=among)
     possible = tuple(name for name in templates if name not in unless.values())
-    pairs = declared(subject, "attention_relocations", subject.batch, subject.seed) if moving else {}
+    pairs = declared_or_empty(subject, "attention_relocations", subject.batch, subject.seed) if moving else {}
     followed = {}
     for name, each in pairs.items():
         before, after = each.before.tokens, each.after.tokens
@@ -285,7 +289,7 @@ def chosen_templates(subject: LoadedCheckpoint, names: Sequence[str]) -> dict[st
         "duplicate": lambda batch: patterns.duplicate(tokens_of(batch)),
         "induction": lambda batch: patterns.induction(tokens_of(batch)),
     }
-    own = declared(subject, "attention_templates") or known
+    own = declared_or_empty(subject, "attention_templates") or known
     known |= own
     for name in names:
         if name not in known:

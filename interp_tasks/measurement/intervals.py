@@ -43,7 +43,7 @@ def finite_or_nan(value: float) -> float:
     return float(value) if math.isfinite(value) else math.nan
 
 
-def mean_interval(several: Sequence[Interval]) -> Interval:
+def mean_interval_ends(several: Sequence[Interval]) -> Interval:
     """Returns an interval of a mean of numbers however dependent they are: the mean of their ends."""
     lows, highs = zip(*several, strict=True)
     return sum(lows) / len(lows), sum(highs) / len(highs)
@@ -154,7 +154,7 @@ def p_value_at_bound(value: float, error: float, df: int | None, bound: float) -
 DRAWS, LEVEL = 1000, 0.95
 
 
-def paired(
+def paired_rows(
     metrics: Mapping[str, Any], baselines: Mapping[str, Any] | None, seed: int
 ) -> list[dict[str, Any]]:
     """Returns a row per metric, of per-example values or (sum, count) pairs as a task gives them.
@@ -168,7 +168,8 @@ def paired(
 
     rows = []
     for name, metric in metrics.items():
-        series = [read(metric)] if baselines is None else [read(metric), read(baselines[name])]
+        both = [metric] if baselines is None else [metric, baselines[name]]
+        series = [sums_and_counts(one) for one in both]
         sums, counts = (np.stack(part) for part in zip(*series, strict=True))
         pooled = ratio(sums.sum(1), counts.sum(1))
         weights = resamples(seed, sums.shape[1])
@@ -199,7 +200,7 @@ def resamples(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
     return counts.astype(float)
 
 
-def read(metric: Any) -> tuple[numpy.ndarray, numpy.ndarray]:
+def sums_and_counts(metric: Any) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Returns (sums, counts) of the examples, in double precision."""
     import torch
 

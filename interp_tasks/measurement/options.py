@@ -101,7 +101,7 @@ def parse_positions(spec: str | int | Iterable[int]) -> str | tuple[int, ...]:
     return word if WORD.fullmatch(word) else check_positions("--positions", spec)
 
 
-def check_kinds(kinds: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+def select_kinds(kinds: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     """Returns the kinds that are asked for, in the order of those there are; all where none is."""
     for kind in kinds:
         check_choice("--kind", kind, known)

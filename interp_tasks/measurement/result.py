@@ -250,7 +250,7 @@ SHOWN_ALONE = (*SHOWN, "value", "value_ci_low", "value_ci_high")
 SHOWN_COMPARED = (*SHOWN, "baseline", "value", "effect", "effect_ci_low", "effect_ci_high", "p_adjusted")
 
 
-def target(folder: str | Path, name: str, suffix: str) -> Path:
+def result_file_path(folder: str | Path, name: str, suffix: str) -> Path:
     """Returns the path of a file of the experiment ``name``."""
     return Path(folder) / f"{name}{suffix}"
 
@@ -360,8 +360,10 @@ class Result:
         }
         if page:
             contents[PAGE] = self.page().html()
-        files = {target(folder, self.experiment, suffix): content for suffix, content in contents.items()}
-        old = target(folder, self.experiment, PAGE)
+        files = {
+            result_file_path(folder, self.experiment, suffix): content for suffix, content in contents.items()
+        }
+        old = result_file_path(folder, self.experiment, PAGE)
         return write_together(files, stale=[old] if not page and is_page(old) else [])
 
     def plot(self, at: int = 0) -> plotly.graph_objects.Figure:

@@ -125,8 +125,13 @@ class Run:
         train, counts = self.config.get("train", {}), self.described.get("validation_examples")
         # Of a mixture the examples of one of its kinds.
         known = counts.values() if isinstance(counts, dict) else [train.get("eval_samples")]
-        n = max((count for count in map(whole, known) if count is not None), default=None)
-        place = {"run": self.name, "ref": self.name, "step": self.last_step, "seed": whole(train.get("seed"))}
+        n = max((count for count in map(int_or_none, known) if count is not None), default=None)
+        place = {
+            "run": self.name,
+            "ref": self.name,
+            "step": self.last_step,
+            "seed": int_or_none(train.get("seed")),
+        }
         return {**place, "split": "validation", "n": n, "n_runs": 1}
 
 
@@ -178,7 +183,7 @@ def read_runs(given: str | Sequence[str]) -> list[Run]:
     return runs
 
 
-def whole(value: Any) -> int | None:
+def int_or_none(value: Any) -> int | None:
     """Returns a number that a column of whole numbers can hold, ``None`` for all else."""
     return value if type(value) is int and abs(value) < 2**63 else None
 
@@ -256,7 +261,7 @@ def task_of_run(run: Run) -> Task | None:
     return tasks.get(name, **config) if name in tasks.list() else None
 
 
-def declared(run: Run, name: Literal["plateau_levels", "loss_shares"]) -> Mapping[str, float]:
+def declared_by_run(run: Run, name: Literal["plateau_levels", "loss_shares"]) -> Mapping[str, float]:
     """Returns numbers by metric that the run's task declares; none for a task that is not known here."""
     numbers: Mapping[str, float] | None = run.described.get(name)
     if numbers is None:

@@ -212,7 +212,7 @@ class LoadedCheckpoint:
         return replace(self, batch=batch, tokens=batch.tokens)
 
 
-def declared(subject: LoadedCheckpoint, name: str, *given: Any) -> Mapping[str, Any]:
+def declared_or_empty(subject: LoadedCheckpoint, name: str, *given: Any) -> Mapping[str, Any]:
     """Returns what a checkpoint's task declares; nothing where it declares none, or there are no pairs of examples.
 
     Args:
@@ -230,7 +230,7 @@ def source_batch(subject: LoadedCheckpoint, source: str | None, usual: Sequence[
         source: ``"resample"``, or such a name; ``None``: the first of the ``usual`` that it declares.
     """
     task: Any = subject.task
-    known = {**declared(subject, "attention_moves", subject.batch, subject.seed)}
+    known = {**declared_or_empty(subject, "attention_moves", subject.batch, subject.seed)}
     known |= task.patch_sources(subject.batch) if hasattr(task, "patch_sources") else {}
     name = source or next((each for each in usual if each in known), RESAMPLE)
     if name == RESAMPLE:
@@ -321,7 +321,7 @@ def subjects(
             with prefix_error_messages(stored.label):
                 check_sizes(stored.sizes, stored.ref)
     own_task = examples.own_task()
-    unloaded = list(with_examples(found, examples, own_task))
+    unloaded = list(pair_with_examples(found, examples, own_task))
     if check is not None:
         for each in unloaded:
             with prefix_error_messages(each.stored.label):
@@ -340,7 +340,7 @@ def subjects(
         yield replace(each, model=model)
 
 
-def with_examples(
+def pair_with_examples(
     found: Sequence[ResolvedCheckpoint], examples: Examples, own_task: Task | None
 ) -> Iterator[LoadedCheckpoint]:
     """Yields every checkpoint with its task and examples, none of them loaded; a mixture for each of its parts."""
@@ -418,7 +418,7 @@ def by_run(found: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckp
     return {run: sorted(several, key=lambda one: one.step) for run, several in runs.items()}
 
 
-def in_runs(runs: Mapping[str, Sequence[ResolvedCheckpoint]]) -> list[ResolvedCheckpoint]:
+def labelled_by_ref(runs: Mapping[str, Sequence[ResolvedCheckpoint]]) -> list[ResolvedCheckpoint]:
     """Returns the checkpoints of some runs, run by run, each labelled with the REF of exactly it."""
     return [replace(one, label=one.ref) for several in runs.values() for one in several]
 

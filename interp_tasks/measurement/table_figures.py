@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from circuits.figures.layout import Panel, draw, mark
+from circuits.figures.layout import Panel, draw, series_style
 from circuits.figures.panels import Series, curve, heat, points, rows_to_series
 from interp_tasks.pages import Figure, signed
 
@@ -22,7 +22,7 @@ def figures(frame: pandas.DataFrame, examples: str) -> list[Figure]:
     Args:
         examples: on how many it was measured, a sentence.
     """
-    has_map, training = in_map(frame).any(), over_training(frame)
+    has_map, training = is_single_head_row(frame).any(), over_training(frame)
     title = (
         "Effect of each head alone, and of heads together" if has_map else "Every metric, edited and unedited"
     )
@@ -47,7 +47,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
         names += "<br>" + frame["intervention"].astype(str)
     frame = frame.assign(line=names)
     frame = frame[frame["draw"].isna()] if training else frame
-    is_map, by, panels = in_map(frame), "run" if training else "ref", list[Panel]()
+    is_map, by, panels = is_single_head_row(frame), "run" if training else "ref", list[Panel]()
     for metric in map(str, dict.fromkeys(frame["metric"])):
         rows = frame[frame["metric"] == metric]
         maps, rest = rows[is_map[rows.index]], rows[~is_map[rows.index]]
@@ -88,7 +88,7 @@ def points_panel(rows: pandas.DataFrame, metric: str, refs: list[Any], title: st
             of_draws = rows_to_series(draws, "line", style=small, look=index)
             series[f"{ref}, single draws"] = of_draws._replace(low=None, high=None)
         # An open mark is larger than the filled one that may lie on it.
-        opened = {"symbol": f"{mark(index)[1]}-open", "size": 15, "line": {"width": 2}}
+        opened = {"symbol": f"{series_style(index)[1]}-open", "size": 15, "line": {"width": 2}}
         style = {"marker": opened, "offsetgroup": str(ref), "showlegend": False}
         series[f"{ref}, unedited"] = rows_to_series(pooled, "line", "baseline", style=style, look=index)
     return points(series, title, y=metric, log_y=is_log(rows))
@@ -116,7 +116,7 @@ def is_log(rows: pandas.DataFrame) -> bool:
     return bool(numbers.size and numbers.min() > 0 and numbers.max() > 100 * numbers.min())
 
 
-def in_map(frame: pandas.DataFrame) -> pandas.Series:
+def is_single_head_row(frame: pandas.DataFrame) -> pandas.Series:
     """Returns rows of the experiment ``heads`` that are about one head alone, and no group that happens to be one."""
     alone = frame["layer"].astype("string") + "." + frame["head"].astype("string")
     return (frame["experiment"] == "heads") & (frame["variant"] == alone).fillna(False)

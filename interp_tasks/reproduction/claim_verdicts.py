@@ -59,7 +59,7 @@ class Number(NamedTuple):
         return self.bounds[0] if self.bounds[0] == self.bounds[1] else math.nan
 
     @property
-    def is_bounded(self) -> bool:
+    def has_only_bounds(self) -> bool:
         """Returns whether bounds are all that is known."""
         return self.bounds[0] < self.bounds[1]
 
@@ -80,7 +80,7 @@ class ClaimNumbers:
     @property
     def bounded(self) -> list[Interval]:
         """Returns the bounds of the numbers of which no more is known."""
-        return [each.bounds for each in self.numbers if each.is_bounded]
+        return [each.bounds for each in self.numbers if each.has_only_bounds]
 
 
 def claim_numbers(claim: Claim, table: Rows) -> ClaimNumbers:
@@ -106,10 +106,10 @@ def claim_numbers(claim: Claim, table: Rows) -> ClaimNumbers:
     if claim.reduce == "one" and most > 1:
         raise Unmeasured(f"{most} rows have {claim.where}")
     if isinstance(claim.per, dict):
-        bounds = paired(claim, groups, table)
+        bounds = paired_ratios(claim, groups, table)
     else:
         bounds = {name: [share_of(claim, row) for row in several] for name, several in groups.items()}
-    numbers = tuple(reduced(claim, name, ends, groups.get(name, [])) for name, ends in bounds.items())
+    numbers = tuple(reduce_rows(claim, name, ends, groups.get(name, [])) for name, ends in bounds.items())
     # A row of a method, which no model was trained for, says that it is of no run.
     return ClaimNumbers(numbers, min(counts) if pooled else len(numbers) if any(counts) else 0, pooled)
 
@@ -181,7 +181,7 @@ def by_seed(claim: Claim, groups: Mapping[str, Rows]) -> dict[str, Rows]:
 # ---- numbers
 
 
-def paired(claim: Claim, groups: Mapping[str, Rows], table: Rows) -> dict[str, list[Interval]]:
+def paired_ratios(claim: Claim, groups: Mapping[str, Rows], table: Rows) -> dict[str, list[Interval]]:
     """Returns bounds of each row's number as a share of the other row's, which is of the same run or seed.
 
     Of runs that cannot be paired by seed it is one number, that of their means.
@@ -247,7 +247,7 @@ def ratio(above: Interval, below: Interval) -> Interval:
     return (low / most if most < math.inf else 0.0), (high / least if least else math.inf)
 
 
-def reduced(claim: Claim, name: str, bounds: Sequence[Interval], rows: Rows) -> Number:
+def reduce_rows(claim: Claim, name: str, bounds: Sequence[Interval], rows: Rows) -> Number:
     """Returns the number that the claim reduces the rows of one run to."""
     lows, highs = zip(*bounds, strict=True)
     bounded, reduce = lows != highs, REDUCTIONS[claim.reduce]
@@ -296,7 +296,7 @@ def judge(claim: Claim, table: Rows, controls: Mapping[str, Rows] | None = None)
     all_runs = len([name for name in by_run(single_runs(table)) if name])
     if claim.absent and not claimed.pooled and len(claimed.numbers) < all_runs:
         remark = f"{len(claimed.numbers)} of {all_runs} seeds have such a row; of the others, {claim.absent}"
-        row["reason"] = joined(row["reason"], remark)
+        row["reason"] = join_remarks(row["reason"], remark)
     passing = []
     for name, rows in (controls or {}).items():
         try:
@@ -306,12 +306,12 @@ def judge(claim: Claim, table: Rows, controls: Mapping[str, Rows] | None = None)
         if row[name] is not None and claim.holds.contains(row[name]):
             passing.append(CONTROLS[name])
     if passing and not claim.uncontrolled:
-        row["reason"] = joined(f"{' and '.join(passing)} passes too", row["reason"])
+        row["reason"] = join_remarks(f"{' and '.join(passing)} passes too", row["reason"])
         row["verdict"] = "not testable" if row["verdict"] == "held" else row["verdict"]
     return row
 
 
-def joined(*parts: str) -> str:
+def join_remarks(*parts: str) -> str:
     """Returns remarks as one line, without those that are empty."""
     return "; ".join(filter(None, parts))
 
@@ -324,12 +324,12 @@ def verdict_of_numbers(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
         "n_runs": n_runs,
         "value": shown_value(claim, claimed),
         "median": intervals.mean(medians) if medians else None,
-        "runs": [{"run": each.run, "value": known(each.value)} for each in numbers],
+        "runs": [{"run": each.run, "value": none_if_nan(each.value)} for each in numbers],
         "verdict": "undecided",
     }
     if bounded:
         row["at_least"], row["at_most"] = interval_hull([each.bounds for each in numbers])
-    lacking = [each for each in numbers if math.isnan(each.value) and not each.is_bounded]
+    lacking = [each for each in numbers if math.isnan(each.value) and not each.has_only_bounds]
     if lacking:
         share = "" if len(numbers) == 1 else f" on {len(lacking)} of {len(numbers)} runs"
         return row | {"reason": f"there is no such number{share}: its row is empty, or it is a share of 0"}
@@ -339,17 +339,17 @@ def verdict_of_numbers(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
         runs = "one training run" if n_runs == 1 else f"{n_runs} training runs"
         few = f"{runs}, of three at least{where_numbers_lie(claim.holds, claimed)}"
         too_soon = f"a run ends too soon: the number is {ends}" if bounded and n_runs == 1 else ""
-        return row | {"reason": joined(few, too_soon)}
+        return row | {"reason": join_remarks(few, too_soon)}
     found = interval_over_runs(claim, claimed) if is_about_runs else interval_over_examples(claim, claimed)
     if "interval" not in found:
         return row | found
-    verdict = decision(claim.holds, (found["value_ci_low"], found["value_ci_high"]))
+    verdict = interval_verdict(claim.holds, (found["value_ci_low"], found["value_ci_high"]))
     across = "the interval reaches across the rule's bound" if verdict == "undecided" else ""
     too_soon = f"{len(bounded)} of {n_runs} runs end too soon: their numbers are {ends}" if bounded else ""
-    return row | found | {"verdict": verdict, "reason": joined(found.get("reason") or across, too_soon)}
+    return row | found | {"verdict": verdict, "reason": join_remarks(found.get("reason") or across, too_soon)}
 
 
-def known(value: float) -> float | None:
+def none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
@@ -361,7 +361,7 @@ def interval_hull(several: Sequence[Interval]) -> Interval:
 
 def where_numbers_lie(bounds: Bounds, claimed: ClaimNumbers) -> str:
     """Returns a phrase that says where the numbers of too few runs lie."""
-    verdicts = [decision(bounds, each.bounds, not each.is_bounded) for each in claimed.numbers]
+    verdicts = [interval_verdict(bounds, each.bounds, not each.has_only_bounds) for each in claimed.numbers]
     if len(verdicts) > 1:
         return f"; {verdicts.count('held')} of them within the rule"
     return {"held": "; this one lies within the rule", "failed": "; this one does not"}.get(verdicts[0], "")
@@ -379,7 +379,7 @@ def interval_over_examples(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any
     value = shown_value(claim, claimed)
     if value is None or len(several) < len(claimed.numbers):
         return {"reason": "the study has no interval of this number"}
-    low, high = intervals.mean_interval(several)
+    low, high = intervals.mean_interval_ends(several)
     error = (high - low) / 2 / intervals.z_quantile(1 - ALPHA / 2)
     return estimate(
         (low, high), "over examples", two_sided(claim.holds, value, error, None) if error else None
@@ -440,7 +440,7 @@ def shown_value(claim: Claim, claimed: ClaimNumbers) -> float | None:
     return back(intervals.mean([forth(value) for value in values]))
 
 
-def decision(bounds: Bounds, interval: Interval, closed: bool = True) -> Verdict:
+def interval_verdict(bounds: Bounds, interval: Interval, closed: bool = True) -> Verdict:
     """Returns the verdict on an interval; an open one does not hold its ends."""
     (low, high), above, below = interval, bounds.above, bounds.below
     is_above = above is None or low > above or (low == above and not closed)

@@ -26,11 +26,11 @@ from interp_tasks.reproduction.records import (
     Record,
     config_of_run,
     config_there,
-    differences,
     entry_variance,
     method_of,
     read_file,
     read_records,
+    record_differences,
     stored_runs,
     together_name,
     write_records,
@@ -141,7 +141,7 @@ def check_records(
         line
         for record in perform_all(jobs, Path(runs), progress)
         if not (record.refused and record.key in without_weights)
-        for line in differences(stored[record.key], record)
+        for line in record_differences(stored[record.key], record)
     ]
 
 

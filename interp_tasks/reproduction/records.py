@@ -185,7 +185,7 @@ def write_records(file: Path, records: Iterable[Record]) -> Path:
     return atomic_write(file, "".join(f"{line}\n" for line in lines))
 
 
-def differences(stored: Record, again: Record) -> list[str]:
+def record_differences(stored: Record, again: Record) -> list[str]:
     """Returns what differs between a record and the same measured again by more than rounding, a line each."""
     where = f"{again.study} on {again.on}" + (f" ({again.control})" if again.control else "")
     if stored.refused != again.refused:

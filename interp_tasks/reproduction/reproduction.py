@@ -19,7 +19,7 @@ from interp_tasks.pages import Page, Section, Table, Text, versions
 from interp_tasks.published import Claim, Paper, Study, TrainingRun, read_paper
 from interp_tasks.published.paper import PRESETS
 from interp_tasks.reproduction import page as pages
-from interp_tasks.reproduction.claim_verdicts import CONTROLS, Rows, has_ending, joined, judge
+from interp_tasks.reproduction.claim_verdicts import CONTROLS, Rows, has_ending, join_remarks, judge
 from interp_tasks.reproduction.records import (
     Key,
     PaperRun,
@@ -114,14 +114,20 @@ class Condition:
         lacks_one = any(has_ending(each.name, runs_named(claim)) for each in self.missing)
         if not self.measured or (self.study.together and lacks_one):
             hours = sum(run.hours for run in missing_runs(self.runs, self.missing)) or None
-            return row | {"verdict": "not run", "reason": joined("not measured", *refused), "hours": hours}
+            return row | {
+                "verdict": "not run",
+                "reason": join_remarks("not measured", *refused),
+                "hours": hours,
+            }
         controls: dict[str, Rows | str] = {
             name: self.controls[name] for name in claim.control_names(self.study)
         }
         tables = {name: table for name, table in controls.items() if not isinstance(table, str)}
         row |= judge(claim, self.table, tables)
         without = [why for why in controls.values() if isinstance(why, str)]
-        return row | {"reason": joined(row["reason"], *(f"without {each}" for each in refused), *without)}
+        return row | {
+            "reason": join_remarks(row["reason"], *(f"without {each}" for each in refused), *without)
+        }
 
 
 def list_conditions(
@@ -381,7 +387,7 @@ def frame_of(verdicts: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
             reason = (
                 f"not after Holm's correction over {len(tested)} headline verdicts: {row['verdict']} alone"
             )
-            row.update(verdict="undecided", reason=joined(reason, row["reason"]))
+            row.update(verdict="undecided", reason=join_remarks(reason, row["reason"]))
     frame = pandas.DataFrame(rows, columns=list(COLUMNS))
     frame = frame.astype({"n_runs": "Int64", **dict.fromkeys(NUMBERS, float)})
     return frame.replace({"at_least": -math.inf, "at_most": math.inf}, math.nan)

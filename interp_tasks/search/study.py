@@ -25,7 +25,7 @@ from optuna.trial import TrialState, create_trial
 from pydantic import ValidationError
 
 from interp_tasks.checkpoints.run_files import check_free, read_json, read_metrics
-from interp_tasks.checkpoints.run_folder import differences, listed
+from interp_tasks.checkpoints.run_writer import config_differences, listed
 from interp_tasks.devices import check_device
 from interp_tasks.disk import atomic_write, lock_folder, write_together
 from interp_tasks.errors import Diverged, UserError
@@ -85,7 +85,7 @@ def search(
     check_device(device)
     out = Path(out)
     check_free(out, "search")
-    key, direction = checked(plan, device)
+    key, direction = check_plan(plan, device)
     identity = json.loads(json.dumps(plan.identity(key, direction)))
     file = out / "search.json"
     if file.exists():
@@ -95,7 +95,7 @@ def search(
         warnings.filterwarnings("ignore", module="optuna")
         stack.callback(lock_folder(out).release)
         atomic_write(file, json.dumps(identity, indent=1) + "\n")
-        study, rows = restored(plan, direction, out / "trials.json")
+        study, rows = restore_study(plan, direction, out / "trials.json")
         result = SearchResult(identity, rows, out)
         how = {"key": key, "device": device, "imports": [Path(path).resolve() for path in imports]}
         run_trials(plan, study, result, trials, jobs, how, progress)
@@ -103,27 +103,27 @@ def search(
     return result
 
 
-def checked(plan: Plan, device: str) -> tuple[str, Direction]:
+def check_plan(plan: Plan, device: str) -> tuple[str, Direction]:
     """Returns the objective of a plan and the way that is better."""
 
     def valid(resolved: ResolvedConfig) -> None:
         check_precision(resolved.train, device)
-        built(resolved)
+        build_task_and_settings(resolved)
 
     plan.check_values(valid)
     first = plan.resolved({key: ends(values)[0] for key, values in plan.vary.items()})
-    task, settings = built(first)
+    task, settings = build_task_and_settings(first)
     check_memory(task, settings, first.train, device)
     return resolve_objective(plan, task)
 
 
 def check_same(out: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     # Up to 0.2 a search had a name.
-    if found := differences({name: stored[name] for name in stored if name != "name"}, identity):
+    if found := config_differences({name: stored[name] for name in stored if name != "name"}, identity):
         raise UserError(f"{out} holds another search ({listed(found)}): choose another --out")
 
 
-def restored(plan: Plan, direction: Direction, file: Path) -> tuple[optuna.Study, list[Row]]:
+def restore_study(plan: Plan, direction: Direction, file: Path) -> tuple[optuna.Study, list[Row]]:
     """Returns a study that knows the trials of earlier calls, and these as rows by their number."""
     study, rows = optuna.create_study(direction=direction), list[Row]()
     if not file.exists():
@@ -184,7 +184,7 @@ def run_trials(
         while True:
             while len(running) < jobs and (left or len(rows) < trials):
                 if not left:
-                    left.append(asked(plan, study, rows))
+                    left.append(ask_next_trial(plan, study, rows))
                     atomic_write(file, result.to_json())
                 row = left.pop(0)
                 params = {key: row[key] for key in plan.vary}
@@ -201,7 +201,7 @@ def run_trials(
                     progress(len(rows) - len(running), trials, f"trial {row['trial']}: {what}")
 
 
-def asked(plan: Plan, study: optuna.Study, rows: list[Row]) -> Row:
+def ask_next_trial(plan: Plan, study: optuna.Study, rows: list[Row]) -> Row:
     """Returns the next trial, which the rows have then."""
     number = len(rows)
     # One sampler for all trials would begin again with its first draws after an interruption.
@@ -232,7 +232,7 @@ def train_trial(
         import_file(file)
     try:
         resolved = plan.resolved(params)
-        built(resolved)
+        build_task_and_settings(resolved)
     except (UserError, TaskError, ValidationError) as error:
         return "failed", None, " ".join(str(error).split())
     try:
@@ -244,7 +244,7 @@ def train_trial(
         return "failed", None, str(error)
 
 
-def built(resolved: ResolvedConfig) -> tuple[Task, ModelSettings]:
+def build_task_and_settings(resolved: ResolvedConfig) -> tuple[Task, ModelSettings]:
     """Returns the task and the architecture of a configuration."""
     task = get(resolved.task_name, **resolved.task)
     return task, model_settings(task, resolved.model)
@@ -313,11 +313,16 @@ class SearchResult:
         return f"{counted(len(self.rows), 'trial')}: {states}"
 
     def to_json(self) -> str:
-        content = {"search": self.identity, "best": self.best, "trials": self.trials, "versions": made_by()}
+        content = {
+            "search": self.identity,
+            "best": self.best,
+            "trials": self.trials,
+            "versions": search_versions(),
+        }
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def made_by() -> dict[str, str]:
+def search_versions() -> dict[str, str]:
     return {**versions(), **{name: version(name) for name in ("optuna", "scikit-learn")}}
 
 
@@ -342,6 +347,6 @@ def write(result: SearchResult, study: optuna.Study) -> list[Path]:
     contents = {
         "trials.csv": result.frame.to_csv(index=False),
         "trials.json": result.to_json(),
-        "search.html": Page(title, sections, result.identity, made_by()).html(),
+        "search.html": Page(title, sections, result.identity, search_versions()).html(),
     }
     return write_together({result.out / name: content for name, content in contents.items()})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from interp_tasks.checkpoints.run_folder import KEPT_STATES
+from interp_tasks.checkpoints.run_writer import KEPT_STATES
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import FusedForward

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from interp_tasks.checkpoints.run_folder import ResumePoint, RunFolder
+from interp_tasks.checkpoints.run_writer import ResumePoint, RunFolder
 from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.attention_teacher import taught_forward
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import Dropout, FusedForward, HookedForward, fastest_forward
-from interp_tasks.training.optimizer import (
+from interp_tasks.training.parameter_update import (
     CapturedUpdate,
     GradientWatcher,
     Updater,
@@ -27,7 +27,7 @@ from interp_tasks.training.records import Activations, Observer, TrainingClock, 
 from tasks.base import Batch, Split, Task, check_outputs, checked_sample, pool, pool_parts
 from tasks.errors import TaskError
 from tasks.seeds import derive_seed
-from tasks.settings import given
+from tasks.settings import shortened_repr
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -45,7 +45,7 @@ def whole_split(task: Task) -> Batch:
         said, *_ = str(error).splitlines() or [""]
         raise UserError(
             "without train.batch_size every update takes the whole train split, which task "
-            f"{task.name!r} does not give ({given(said)}): set it, or take a preset that does"
+            f"{task.name!r} does not give ({shortened_repr(said)}): set it, or take a preset that does"
         ) from error
 
 

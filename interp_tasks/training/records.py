@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from safetensors.torch import save
 
-from interp_tasks.checkpoints.run_folder import declared_drop
+from interp_tasks.checkpoints.run_writer import declared_drop
 from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig

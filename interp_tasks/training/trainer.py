@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from interp_tasks.checkpoints.checkpoint import config_to_json
 from interp_tasks.checkpoints.run_files import check_no_run, check_run_name, read_run
-from interp_tasks.checkpoints.run_folder import RunFolder, Schedule
+from interp_tasks.checkpoints.run_writer import RunFolder, Schedule
 from interp_tasks.devices import check_device, float32_products
 from interp_tasks.errors import UserError
 from interp_tasks.texts import size

@@ -74,7 +74,7 @@ def test_mean_pattern_of_the_edited_pass_is_of_the_whole_reference(model, tokens
     for options in ({"engine": "naive", "batch_size": 3}, {"batch_size": 3}):
         frame = found(**options).frame
         torch.testing.assert_close(torch.tensor(frame["value"]), torch.tensor(whole.frame["value"]))
-    monkeypatch.setattr("circuits.interventions.forward_pass.TOKENS_PER_PASS", 18)
+    monkeypatch.setattr("circuits.interventions.model_runs.TOKENS_PER_PASS", 18)
     pieces = found(engine="naive").frame
     torch.testing.assert_close(torch.tensor(pieces["value"]), torch.tensor(whole.frame["value"]))
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from interp_tasks.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from interp_tasks.checkpoints.run_files import METRICS_FILE, parse_json, read_metrics, signed
+from interp_tasks.checkpoints.run_files import METRICS_FILE, parse_json, read_metrics, with_own_sha256
 from interp_tasks.disk import check_file, lock_folder, read_toml
 from interp_tasks.errors import UserError
 from tasks import get
@@ -42,7 +42,7 @@ def test_a_model_without_a_scale_of_attention_is_refused(tmp_path):
     folder = save_checkpoint(tmp_path / "saved", task.build_model(0), task)
     meta = json.loads((folder / "meta.json").read_text())
     meta["model"]["attn_scale"] = 0
-    (folder / "meta.json").write_text(json.dumps(signed(meta)))
+    (folder / "meta.json").write_text(json.dumps(with_own_sha256(meta)))
     with pytest.raises(UserError, match="attn_scale is 0"):
         load_checkpoint(folder)
     with pytest.raises(ValueError, match="NaN is no number"):

@@ -56,8 +56,8 @@ def grid(
     --retry.
     """
     from interp_tasks import grids
-    from interp_tasks.grids.plan import check
     from interp_tasks.grids.run import count_executor_slots
+    from interp_tasks.grids.work_units import check_grid_spec
     from interp_tasks.recipes import naming_file, read_spec, recipe_file
 
     if rate is not None and not dry_run:
@@ -71,7 +71,7 @@ def grid(
     check_writable_folder(folder)
     work: dict[str, Any] = {"executor": executor, "jobs": jobs, "device": device, "retry": retry, "yes": yes}
     with naming_file(str(file)), progress_line(common.quiet) as progress:
-        check(asked, yes=yes)
+        check_grid_spec(asked, yes=yes)
         if not dry_run:
             done = grids.grid(file, folder, imports=imports, progress=progress, **work)
         else:
@@ -107,12 +107,12 @@ def show_done(done: Grid, format: str, quiet: bool) -> None:
 
 def planned(spec: Spec, folder: Path, rate: float | None, progress: Progress | None) -> list[dict[str, Any]]:
     """Returns for every unit its state and what it would take, which is the same for all seeds of a configuration."""
-    from interp_tasks.grids.plan import TrainUnit, plan
     from interp_tasks.grids.run import settled_records
+    from interp_tasks.grids.work_units import TrainUnit, list_work_units
     from interp_tasks.training.cost import cost
     from tasks import get
 
-    units = plan(spec)
+    units = list_work_units(spec)
     records = settled_records(units, folder.resolve())
     costs: dict[Path, dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []

@@ -51,7 +51,7 @@ def checkpoints(ckpt: RUNS, common: CommonOptions, format: FORMAT = "table") -> 
         return
     for name in marks:
         of_run = [row for row in rows if row["run"] == name]
-        metrics = [whole(row["metrics"]) for row in of_run]
+        metrics = [drop_per_answer(row["metrics"]) for row in of_run]
         names = list(dict.fromkeys(metric for each in metrics for metric in each))
         listed = [
             {**dict.fromkeys(names), **each, "checkpoint": f"@{row['step']}", "marks": row["marks"]}
@@ -68,7 +68,7 @@ def marks_of(checkpoint: ResolvedCheckpoint) -> dict[str, int]:
         return {}
 
 
-def whole(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def drop_per_answer(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metrics of all answers together: ``accuracy`` without ``accuracy_2``, ``accuracy_3`` and so on."""
     return {name: value for name, value in metrics.items() if name.rpartition("_")[0] not in metrics}
 
@@ -128,10 +128,10 @@ def import_weights(
         rows.append(row | {"transposed": each.transposed, "zeros": each.zeros, "metrics": metrics})
     shown: list[str] = []
     if printing.format == "table":
-        shown = ["ref", "transposed", "set to 0", *whole(rows[0]["metrics"])]
+        shown = ["ref", "transposed", "set to 0", *drop_per_answer(rows[0]["metrics"])]
         for row in rows:
             row |= {"transposed": len(row["transposed"]), "set to 0": len(row["zeros"])}
-            row |= whole(row["metrics"])
+            row |= drop_per_answer(row["metrics"])
     print_rows(rows, printing.format, shown)
 
 

@@ -64,7 +64,7 @@ def train_one(
     from importlib.metadata import version
 
     from interp_tasks.checkpoints import read_metrics
-    from interp_tasks.checkpoints.run_folder import newest_point
+    from interp_tasks.checkpoints.run_writer import newest_point
     from interp_tasks.training.trainer import train_resolved
 
     before, _ = newest_point(out)

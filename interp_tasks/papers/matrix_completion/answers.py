@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import split_into_passes
-from interp_tasks.measurement.intervals import paired
+from interp_tasks.measurement.intervals import paired_rows
 from interp_tasks.measurement.result import Result, Row, experiment, measure
 from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, Options, check_has_task
-from interp_tasks.papers.matrix_completion.methods import declared, forward
+from interp_tasks.papers.matrix_completion.methods import forward, require_declaration
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,11 +46,13 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         """Measures one checkpoint on inputs whose hidden entries hold a token, against token and truth."""
         task: Any = subject.task
         drawn: dict[str, Any] = {"seed": subject.seed, "split": subject.labels["split"]}
-        inputs = declared(task, "copying_inputs", n=options.get("samples") or DEFAULT_SAMPLES, **drawn)
+        inputs = require_declaration(
+            task, "copying_inputs", n=options.get("samples") or DEFAULT_SAMPLES, **drawn
+        )
         rows = []
         for name, (copied, original) in inputs.items():
             output = forward(subject.model, copied.tokens)
-            compared = paired(task.metrics(output, copied), task.metrics(output, original), subject.seed)
+            compared = paired_rows(task.metrics(output, copied), task.metrics(output, original), subject.seed)
             rows += [{**row, "variant": name, "intervention": "token at hidden entries"} for row in compared]
         return rows
 
@@ -76,12 +78,14 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         import torch
 
         task: Any = subject.task
-        greedy = declared(task, "decoded", model=subject.model, batch=subject.batch)
+        greedy = require_declaration(task, "decoded", model=subject.model, batch=subject.batch)
         with torch.no_grad():
             forced = task.metrics(subject.model(subject.tokens), subject.batch)
         rows = {
-            FORCED: paired(forced, None, subject.seed),
-            GREEDY: paired({name: greedy[name] for name in forced if name in greedy}, forced, subject.seed),
+            FORCED: paired_rows(forced, None, subject.seed),
+            GREEDY: paired_rows(
+                {name: greedy[name] for name in forced if name in greedy}, forced, subject.seed
+            ),
         }
         about = {name: {"variant": name, "intervention": name, "engine": "naive"} for name in rows}
         return [{**row, **about[name]} for name, several in rows.items() for row in several]
@@ -166,5 +170,5 @@ def kind_rows(kind: str, moved: Tensor, declared: Influences, seed: int) -> list
     if not number.sum():
         return []
     total, all_pairs = (sizes * pairs).sum((1, 2)), pairs.sum((1, 2))
-    share = paired({PART: (change, total)}, {PART: (number, all_pairs)}, seed)
-    return [*paired({CHANGE: (change, number)}, None, seed), *share]
+    share = paired_rows({PART: (change, total)}, {PART: (number, all_pairs)}, seed)
+    return [*paired_rows({CHANGE: (change, number)}, None, seed), *share]

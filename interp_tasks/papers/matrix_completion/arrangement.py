@@ -76,7 +76,7 @@ def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
     return float(np.where(cluster_sizes > 1, each, 0.0).mean())
 
 
-def clustered(points: Array, labels: NDArray[np.int64], seed: int) -> tuple[float, float, float]:
+def silhouette_test(points: Array, labels: NDArray[np.int64], seed: int) -> tuple[float, float, float]:
     """Returns the silhouette of points in clusters, its mean under permuted labels, and p of one as large."""
     apart = distances(points)
     value = silhouette(apart, labels)
@@ -101,7 +101,7 @@ def grid_sizes(task: Task) -> dict[str, int]:
     return {axis.name: len(axis.values) for axis in task.grid_axes() if axis.position is None}
 
 
-def values_of(task: Task | None, largest: float | None) -> dict[int, float]:
+def token_values_up_to(task: Task | None, largest: float | None) -> dict[int, float]:
     """Returns what token ids stand for."""
     assert task is not None
     values = task.token_values()
@@ -121,7 +121,7 @@ def labels_of(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
     return dict(zip(axes, np.unravel_index(np.arange(math.prod(sizes)), sizes), strict=True))
 
 
-def clusters_of(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
+def axis_labels(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
     """Returns the labels of the axes of which positions can make clusters: neither one line nor all positions."""
     cells = math.prod(axes.values())
     return {axis: labels for axis, labels in labels_of(axes).items() if 1 < axes[axis] < cells}
@@ -191,8 +191,8 @@ def position_rows(
     cells = len(plane)
     common: Row = {"variant": "positions", "site": "pos_embed", "n": cells}
     for prefix, points in (("", positions[:cells]), ("t-SNE ", plane)):
-        for axis, labels in clusters_of(axes).items():
-            value, null, p = clustered(points, labels, seed)
+        for axis, labels in axis_labels(axes).items():
+            value, null, p = silhouette_test(points, labels, seed)
             name = f"{prefix}silhouette by {axis}"
             about = {**common, "intervention": "against permuted labels", "metric": name}
             yield {**about, **numbers(value, baseline=null), "p_value": p}

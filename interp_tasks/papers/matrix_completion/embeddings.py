@@ -82,7 +82,7 @@ def embeddings(
         assert task is not None
         if run in last and run not in ends:
             ends[run] = Tables.of(load_model(last[run], options.get("device", "cpu")))
-        values, axes = arrangement.values_of(task, largest), arrangement.grid_sizes(task)
+        values, axes = arrangement.token_values_up_to(task, largest), arrangement.grid_sizes(task)
         tables, other = Tables.of(subject.model), untrained_tables(subject)
         points = drawn.setdefault(str(subject.labels["ref"]), [])
         rows: list[Row] = []
@@ -99,7 +99,7 @@ def embeddings(
         return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
 
     config = {"largest": largest}
-    check = lambda subject: arrangement.values_of(subject.task, largest)  # noqa: E731
+    check = lambda subject: arrangement.token_values_up_to(subject.task, largest)  # noqa: E731
     result = measure("embeddings", found, options, measure_checkpoint, config=config, check=check)
     return replace(result, notes=NOTES, data={"tables": drawn})
 

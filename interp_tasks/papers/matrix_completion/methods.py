@@ -17,7 +17,7 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import split_into_passes
-from interp_tasks.measurement.intervals import LEVEL, paired, resamples, without_intervals
+from interp_tasks.measurement.intervals import LEVEL, paired_rows, resamples, without_intervals
 from interp_tasks.measurement.options import check_choice
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, tidy
 from interp_tasks.measurement.subjects import (
@@ -98,7 +98,7 @@ def baseline(
         return methods_alone(methods, drawn, examples)
 
     def chosen_of(task: Any) -> tuple[list[str], dict[str, Task]]:
-        known, groups = declared(task, "baselines"), declared(task, "variations")
+        known, groups = require_declaration(task, "baselines"), require_declaration(task, "variations")
         varied = groups[chosen(groups, [SHARES], "variations", task)[0]]
         using = chosen(known, methods or [*known][:1], "--method", task)
         return using, {name: varied[name] for name in chosen(varied, variants, "--variant", task)}
@@ -126,12 +126,12 @@ def methods_alone(methods: Sequence[str], drawn: Drawn, examples: Examples) -> R
     if task is None:
         raise UserError("without a checkpoint say of which task: --task NAME, such as matrix-completion")
     rows: list[Row] = []
-    for name in chosen(declared(task, "baselines"), methods, "--method", task):
+    for name in chosen(require_declaration(task, "baselines"), methods, "--method", task):
         metrics = metrics_of(drawn, task, run_method(drawn, task, name))
         truth = beside_truth(drawn, task, metrics)
         judged = {row["metric"] for row in truth}
         rest = {name: values for name, values in metrics.items() if name not in judged}
-        of_method = [*paired(rest, None, drawn.seed), *truth]
+        of_method = [*paired_rows(rest, None, drawn.seed), *truth]
         rows += [{"intervention": "alone", **row, "variant": name} for row in of_method]
     labels = {"run": task.name, "ref": task.name, "seed": drawn.seed, "split": drawn.split, "n_runs": 0}
     frame = pandas.DataFrame(rows).assign(experiment="baseline", **labels)
@@ -171,7 +171,10 @@ def ood(
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures one checkpoint on every variation of its task."""
         task: Any = subject.task
-        using, groups = list(declared(task, "baselines"))[:1], declared(task, "variations")
+        using, groups = (
+            list(require_declaration(task, "baselines"))[:1],
+            require_declaration(task, "variations"),
+        )
         rows: list[Row] = []
         # Every group has the task of training among its own.
         measured: dict[Any, list[Row]] = {}
@@ -228,7 +231,11 @@ def algorithm(
         task: Any = subject.task
         assert subject.batch is not None
         batch = subject.batch.to("cpu")
-        truth, groups, by_name = batch.targets.double(), task.entry_groups(batch), declared(task, "methods")
+        truth, groups, by_name = (
+            batch.targets.double(),
+            task.entry_groups(batch),
+            require_declaration(task, "methods"),
+        )
         using = chosen(by_name, methods, "--method", task)
         for name in using:
             if (task, name) not in known:
@@ -260,7 +267,7 @@ def listed(given: str | Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def declared(task: Task, noun: str, **given: Any) -> Mapping[str, Any]:
+def require_declaration(task: Task, noun: str, **given: Any) -> Mapping[str, Any]:
     """Returns the declaration that a task makes under a name; a UserError says that it makes none."""
     declare = getattr(task, noun, None)
     if declare is None:
@@ -315,7 +322,7 @@ def batch_of(drawn: Drawn, task: Task) -> Batch:
 def run_method(drawn: Drawn, task: Task, method: str) -> Tensor:
     """Returns what a method makes of a task's examples, solved once per process: all models have the same ones."""
     given = {} if drawn.solver == SOLVERS[0] else {"solver": drawn.solver}
-    output: Tensor = declared(task, "baselines", **given)[method](batch_of(drawn, task))
+    output: Tensor = require_declaration(task, "baselines", **given)[method](batch_of(drawn, task))
     return output
 
 
@@ -331,7 +338,7 @@ def compared(drawn: Drawn, task: Task, output: Tensor, methods: Sequence[str]) -
     rows = [
         {**row, "intervention": name}
         for name in methods
-        for row in paired(metrics, metrics_of(drawn, task, run_method(drawn, task, name)), drawn.seed)
+        for row in paired_rows(metrics, metrics_of(drawn, task, run_method(drawn, task, name)), drawn.seed)
     ]
     return rows + beside_truth(drawn, task, metrics)
 
@@ -340,7 +347,7 @@ def beside_truth(drawn: Drawn, task: Any, metrics: Mapping[str, Any]) -> list[Ro
     """Returns the properties of an output beside those of the right answers; none where the task names none."""
     targets = batch_of(drawn, task).targets[..., None]
     right = task.properties(targets) if hasattr(task, "properties") else {}
-    rows = paired({name: metrics[name] for name in right}, right, drawn.seed)
+    rows = paired_rows({name: metrics[name] for name in right}, right, drawn.seed)
     return [{**row, "intervention": TRUTH} for row in rows]
 
 
@@ -353,7 +360,7 @@ def agreement(output: Tensor, other: Tensor, truth: Tensor, mask: Tensor, seed: 
     def squares(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
         return (one - two).square().masked_fill(~mask, 0).sum(1), mask.sum(1)
 
-    rows = paired({"distance": squares(output, other)}, {"distance": squares(output, truth)}, seed)
+    rows = paired_rows({"distance": squares(output, other)}, {"distance": squares(output, truth)}, seed)
     rows.append({"metric": "r_predictions", **correlation(output, [other, truth], mask, seed)})
     if other is not truth:
         rows.append({"metric": "r_errors", **correlation(output - truth, [other - truth], mask, seed)})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import Tables, interval, resamples
-from interp_tasks.measurement.intervals import DRAWS, read
+from interp_tasks.measurement.intervals import DRAWS, sums_and_counts
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
 from interp_tasks.measurement.subjects import (
     Examples,
@@ -23,7 +23,7 @@ from interp_tasks.measurement.subjects import (
     by_run,
     check_has_task,
     get_run_name,
-    in_runs,
+    labelled_by_ref,
     resolve_refs,
 )
 
@@ -64,7 +64,7 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
 
     check_has_task("order", options)
     found = resolve_refs(refs, Examples.of(options))
-    runs = checked_runs(found)
+    runs = group_by_run(found)
     plateaus = {run: plateau_step(run, named) for run, named in runs.items()}
     # Of a mixture each part by itself.
     curves: dict[tuple[str, str], Curves] = {}
@@ -76,7 +76,7 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         if run not in ends:
             ends[run] = Tables.of(load_model(last, options.get("device", "cpu")))
         rows = []
-        for name, (kind, values) in quantities(subject, ends[run]).items():
+        for name, (kind, values) in measure_quantities(subject, ends[run]).items():
             own.setdefault(name, {})[subject.stored.step] = values
             row = {"variant": name, "intervention": kind, "metric": VALUE, "engine": "naive"}
             rows.append({**row, **numbers(values[0], interval(values[1:]))})
@@ -85,11 +85,11 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         return [{**row, "n": len(subject.tokens)} for row in rows]
 
     config = {"refs": [one.label for one in found]}
-    result = measure("order", in_runs(runs), options, measure_checkpoint, config=config)
+    result = measure("order", labelled_by_ref(runs), options, measure_checkpoint, config=config)
     return replace(result, notes=NOTES)
 
 
-def checked_runs(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
+def group_by_run(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
     """Returns the checkpoints of each run, by ascending step."""
     runs = by_run(named)
     for several in runs.values():
@@ -112,7 +112,7 @@ def drop_metric(subject: LoadedCheckpoint) -> str:
     return str(subject.task.drop_metric.name)
 
 
-def quantities(subject: LoadedCheckpoint, last: Tables) -> dict[str, tuple[str, Array]]:
+def measure_quantities(subject: LoadedCheckpoint, last: Tables) -> dict[str, tuple[str, Array]]:
     """Returns by name the kind of each quantity and its ``[1 + draws]``.
 
     Args:
@@ -136,7 +136,7 @@ def quantities(subject: LoadedCheckpoint, last: Tables) -> dict[str, tuple[str, 
         values["embedding alignment"] = "embeddings", aligned
     if axes and tables.positions is not None:
         apart = arrangement.distances(tables.positions[: math.prod(axes.values())])
-        for axis, labels in arrangement.clusters_of(axes).items():
+        for axis, labels in arrangement.axis_labels(axes).items():
             found = np.array([arrangement.silhouette(apart, labels)])
             values[f"silhouette of positions by {axis}"] = "positions", found
     return values
@@ -154,7 +154,7 @@ def pooled_metrics(subject: LoadedCheckpoint, *edits: Any) -> dict[str, Array]:
     assert batch is not None
     pooled = {}
     for name, metric in task.metrics(run(subject.model, subject.tokens, *edits), batch).items():
-        total, count = (np.asarray(part, dtype=float)[None] for part in read(metric))
+        total, count = (np.asarray(part, dtype=float)[None] for part in sums_and_counts(metric))
         resampled = bootstrap(total, count, subject.seed, DRAWS)[:, 0]
         pooled[name] = np.concatenate([ratio(total.sum(1), count.sum(1)), resampled])
     return pooled

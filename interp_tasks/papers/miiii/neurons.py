@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Unpack
 
-    from interp_tasks.papers.miiii.features import Features
+    from interp_tasks.papers.miiii.neuron_frequencies import LayerFrequencies
 
 SITES = ("mlp_post", "pattern")
 NEURONS = (0, 1, 2)
@@ -73,7 +73,7 @@ class FeatureImage(NamedTuple):
     share: np.ndarray
 
 
-def make_images(features: Features, wanted: Sequence[int]) -> Iterator[tuple[str, FeatureImage]]:
+def make_images(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[tuple[str, FeatureImage]]:
     """Yields names and images of some features."""
     values, share = features.grid.arrange(features.values), features.spectrum.share
     for at in wanted:
@@ -113,7 +113,7 @@ def neurons(
         draws: relabellings of the digits behind ``active frequencies``; see ``features.active``.
         options: seed, task, task_config, device, progress: see :class:`Options`; samples and split play no part.
     """
-    from interp_tasks.papers.miiii.features import amplitudes, layer_features
+    from interp_tasks.papers.miiii.neuron_frequencies import amplitudes, layer_frequencies
 
     check_choice("--site", site, SITES)
     check_draws(draws)
@@ -123,7 +123,7 @@ def neurons(
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         rows, ref = [], str(subject.labels["ref"])
-        for features in layer_features(subject, site, draws):
+        for features in layer_frequencies(subject, site, draws):
             wanted = range(len(features.names)) if site == "pattern" else chosen
             shared = {"site": site, "layer": features.layer, "position": features.position, "split": "grid"}
             shared |= {"intervention": f"{site}.{features.layer}", "n": features.grid.cells}
@@ -149,7 +149,7 @@ def neurons(
     return replace(result, notes=NOTES, data={"images": images})
 
 
-def rows_of(features: Features, wanted: Sequence[int]) -> Iterator[Row]:
+def rows_of(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[Row]:
     """Yields rows of the chosen features; of heads their preferences, of neurons those of clusters and of all."""
     import torch
 
@@ -202,7 +202,7 @@ def rows_of_run(run: str, moments: Sequence[Moment], wanted: Sequence[int]) -> I
     """Yields REFs and rows: the published counts at every checkpoint; where they and the other counts peak."""
     import numpy as np
 
-    from interp_tasks.papers.miiii.features import active_counts, of_equal_size
+    from interp_tasks.papers.miiii.neuron_frequencies import normalise_power, published_counts
 
     moments = sorted(moments, key=lambda moment: moment.step)
     over_time = np.stack([moment.amplitudes for moment in moments])
@@ -210,9 +210,9 @@ def rows_of_run(run: str, moments: Sequence[Moment], wanted: Sequence[int]) -> I
     drop = logged_drop(Path(run))
     series = {(ALL, ACTIVE_EACH): np.array([moment.active_each for moment in moments])}
     for kind, counts in (
-        ("1 sd", active_counts(over_time, 1)),
-        ("2 sd", active_counts(over_time, 2)),
-        ("1 sd, without size", active_counts(of_equal_size(over_time), 1)),
+        ("1 sd", published_counts(over_time, 1)),
+        ("2 sd", published_counts(over_time, 2)),
+        ("1 sd, without size", published_counts(normalise_power(over_time), 1)),
     ):
         name = f"{ACTIVE}, mean + {kind}"
         series |= {(f"neuron {at}", name): counts[:, at].astype(float) for at in wanted}

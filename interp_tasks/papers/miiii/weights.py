@@ -236,13 +236,13 @@ def norms_of_orders(table: Array, draws: int, seed: int) -> Array:
     import numpy as np
     import torch
 
-    from interp_tasks.papers.miiii.features import powers
+    from interp_tasks.papers.miiii.neuron_frequencies import relabelled_powers
 
     rng = np.random.default_rng([seed, 5])
     orders = [np.arange(len(table)), *(rng.permutation(len(table)) for _ in range(draws))]
     # The mean is in no frequency, and of a large one only rounding would be left.
     centred = table - table.mean(0)
-    found = powers(
+    found = relabelled_powers(
         torch.from_numpy(centred @ centred.T)[..., None], [torch.from_numpy(order) for order in orders]
     )
     return np.asarray(found[..., 0].sqrt())

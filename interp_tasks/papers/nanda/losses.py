@@ -24,7 +24,7 @@ from circuits.fourier import (
     transform,
     variance_explained,
 )
-from circuits.harmonics import cos_sin
+from circuits.fourier_waves import cos_sin
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import recorded
 from interp_tasks.measurement.result import Row

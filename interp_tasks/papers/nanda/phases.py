@@ -34,7 +34,7 @@ STARTS: dict[str, Callable[..., Any]] = {
 }
 
 
-def made(name: str, steps: Sequence[int], curve: Sequence[float], share: float) -> float:
+def step_at_share(name: str, steps: Sequence[int], curve: Sequence[float], share: float) -> float:
     """Returns the step at which the curve of this name has made a share of its way to its last value."""
     begin = int(STARTS[name](curve)) if name in STARTS else 0
     values = np.asarray(curve, dtype=float)[begin:]
@@ -55,7 +55,7 @@ def boundaries(losses: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
         "cleanup ends": ("test loss", 0.9),
     }
     return {
-        name: made(loss, steps, [losses[loss][step] for step in steps], share)
+        name: step_at_share(loss, steps, [losses[loss][step] for step in steps], share)
         for name, (loss, share) in shares.items()
     }
 
@@ -77,13 +77,13 @@ def phase_rows(answer: str, curves: Mapping[str, Mapping[int, float]]) -> Iterat
     formation = (memorised, cleanup) if memorised < cleanup else (math.nan, math.nan)
     phases = {"memorisation": (0.0, memorised), "circuit formation": formation, "cleanup": (cleanup, end)}
     lines = {name: [values[step] for step in steps] for name, values in curves.items()}
-    half = made("test loss", steps, lines["test loss"], 0.5)
+    half = step_at_share("test loss", steps, lines["test loss"], 0.5)
     for name, line in lines.items():
         for phase, bounds in phases.items():
             is_there = not any(map(math.isnan, bounds))
             first, last = map(float, np.interp(bounds, steps, line)) if is_there else (math.nan, math.nan)
             row = {"variant": answer, "intervention": phase, "metric": f"change of {name}"}
             yield {**row, "value": last - first, "baseline": first}
-        step = made(name, steps, line, 0.5)
+        step = step_at_share(name, steps, line, 0.5)
         row = {"variant": answer, "intervention": "half of its way", "metric": f"step: {name}"}
         yield {**row, "value": step, "baseline": half, "effect": step - half}

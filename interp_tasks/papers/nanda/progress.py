@@ -20,7 +20,7 @@ import typer
 
 from circuits.figures.layout import Panel, draw
 from circuits.figures.panels import Series, curve, spectrum
-from interp_tasks.measurement.options import RULES, check_kinds, parse_rule
+from interp_tasks.measurement.options import RULES, parse_rule, select_kinds
 from interp_tasks.measurement.result import Result, Row, experiment, measure, side_by_side
 from interp_tasks.measurement.subjects import (
     Examples,
@@ -29,7 +29,7 @@ from interp_tasks.measurement.subjects import (
     by_run,
     check_has_task,
     get_run_name,
-    in_runs,
+    labelled_by_ref,
     resolve_refs,
     trained_on,
 )
@@ -181,7 +181,7 @@ def progress(
     from interp_tasks.papers.nanda.losses import GridModel, split_rows
 
     parsed = parse_rule(rule)
-    chosen = check_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
+    chosen = select_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
     check_has_task("progress", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = by_run(found)
@@ -209,7 +209,9 @@ def progress(
     config: dict[str, Any] = {"refs": [one.label for one in found], "rule": f"{parsed[0]}={parsed[1]:g}"}
     stated = train if train is None or isinstance(train, str) else "given"
     config |= {"train": stated, "kinds": list(chosen if kinds else ())}
-    result = measure("progress", in_runs(runs), options, measure_checkpoint, config=config, check=grid_of)
+    result = measure(
+        "progress", labelled_by_ref(runs), options, measure_checkpoint, config=config, check=grid_of
+    )
     return replace(result, notes=tuple(notes(followed, unknown)), data={"runs": followed})
 
 

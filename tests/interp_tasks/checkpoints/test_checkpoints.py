@@ -10,7 +10,7 @@ import torch
 import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.checkpoints.checkpoint import read_training_state
-from interp_tasks.checkpoints.run_files import read_meta, signed
+from interp_tasks.checkpoints.run_files import read_meta, with_own_sha256
 from interp_tasks.errors import UserError
 from tasks.hooked import PostNormTransformer
 from tests.interp_tasks.checkpoints.models import build
@@ -81,7 +81,7 @@ def test_weights_load_only_into_the_norm_they_were_made_with(tmp_path):
         ("post", {"norm": "pre"}, "a post-norm model has norm = 'post', not 'pre'"),
     ):
         model = {name: value for name, value in metas[norm]["model"].items() if name != "norm"} | stored
-        (saved[norm] / "meta.json").write_text(json.dumps(signed({**metas[norm], "model": model})))
+        (saved[norm] / "meta.json").write_text(json.dumps(with_own_sha256({**metas[norm], "model": model})))
         with pytest.raises(UserError, match=said) as error:
             load_checkpoint(saved[norm])
         assert "\n" not in str(error.value)

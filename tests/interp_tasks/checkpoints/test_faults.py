@@ -12,7 +12,7 @@ import tasks
 from circuits import intervene, transplant
 from interp_tasks.checkpoints import load_checkpoint, read_metrics, read_run, save_checkpoint
 from interp_tasks.checkpoints.checkpoint import read_training_state
-from interp_tasks.checkpoints.run_files import digest, read_meta, signed
+from interp_tasks.checkpoints.run_files import digest, read_meta, with_own_sha256
 from interp_tasks.errors import UserError
 from tasks.errors import TaskError
 from tests.interp_tasks.checkpoints.models import build
@@ -34,7 +34,7 @@ def complaint(folder, **options):
 def rewrite_meta(folder, change, sign=True):
     meta = json.loads((folder / "meta.json").read_text())
     change(meta)
-    (folder / "meta.json").write_text(json.dumps(signed(meta) if sign else meta))
+    (folder / "meta.json").write_text(json.dumps(with_own_sha256(meta) if sign else meta))
 
 
 def rewrite_weights(folder, content):

@@ -14,7 +14,7 @@ from interp_tasks.checkpoints.run_files import (
     METRICS_FILE,
     read_clock,
     read_metrics,
-    signed,
+    with_own_sha256,
 )
 from interp_tasks.errors import UserError
 
@@ -25,7 +25,7 @@ def write_checkpoint(folder, step):
     meta = {"format": FORMAT, "step": step, "task": None, "model": {}, "frozen": [], "training_state": None}
     more = {"weights": {"dtype": "float32"}, "metrics": {"loss": 1.0}, "saved_at": "2024-01-01"}
     folder.mkdir(parents=True)
-    (folder / "meta.json").write_text(json.dumps(signed({**meta, **more})))
+    (folder / "meta.json").write_text(json.dumps(with_own_sha256({**meta, **more})))
     return folder
 
 

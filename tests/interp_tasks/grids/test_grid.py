@@ -17,7 +17,6 @@ from interp_tasks.disk import lock_folder
 from interp_tasks.errors import UserError
 from interp_tasks.grids import grid, read_spec, spec_of
 from interp_tasks.grids import run as running_module
-from interp_tasks.grids.plan import plan
 from interp_tasks.grids.run import (
     count_executor_slots,
     pooled,
@@ -27,6 +26,7 @@ from interp_tasks.grids.run import (
     result_of,
     table,
 )
+from interp_tasks.grids.work_units import list_work_units
 
 TINY = {"task.p": 11, "train.steps": 4, "train.eval_samples": 8, "model.d_model": 8, "model.n_heads": 2}
 ABLATION = {"name": "ablation", "at": "last", "settings": {"samples": 8, "heads": "0.0"}}
@@ -56,7 +56,7 @@ def test_keys_follow_the_configuration_and_nothing_else():
     def keys(**changes):
         spec = {**small(seeds="0"), **changes.pop("top", {})}
         spec["train"]["set"] |= changes
-        whole = plan(spec_of(spec))
+        whole = list_work_units(spec_of(spec))
         return whole.train[0].key, whole.measure[0].key, whole.train[0].folder
 
     same = keys()
@@ -82,7 +82,7 @@ def test_runs_that_differ_in_steps_or_schedule_have_folders_of_their_own():
 
     def folders(*blocks):
         trained = [small(seeds="0:2", **each)["train"] for each in blocks]
-        return [unit.folder for unit in plan(spec_of({"train": trained})).train]
+        return [unit.folder for unit in list_work_units(spec_of({"train": trained})).train]
 
     fall = {"train.schedule": "linear", "train.schedule_end": 4}
     alone = folders({})
@@ -103,7 +103,7 @@ def test_a_configuration_of_two_crossed_sweeps_is_one_folder_with_what_both_vary
     widths, rates = {"model.d_model": [8, 16]}, {"train.learning_rate": [0.001, 0.003]}
     first, second = small("0", **widths), small("0:2", **rates)
     crossed = {**first, "train": [first["train"], second["train"]]}
-    before, units = plan(spec_of(first)).train, plan(spec_of(crossed)).train
+    before, units = list_work_units(spec_of(first)).train, list_work_units(spec_of(crossed)).train
     assert [(unit.key, unit.folder) for unit in units[:2]] == [(unit.key, unit.folder) for unit in before]
     assert len(units) == 5
     shared = [unit for unit in units if unit.varied == {"model.d_model": 8, "train.learning_rate": 0.001}]
@@ -175,9 +175,9 @@ def test_a_variation_has_the_settings_of_its_base_but_for_its_own(base):
     assert (block.task, block.preset, block.seeds, block.ship) == ("modular-addition", "reference", (0,), ())
     assert block.settings == {"task.p": 11, "model.d_model": [8, 16], "train.steps": 4}
     # The first of the two is the base itself, one run of it.
-    units = plan(read_spec(base)).train
+    units = list_work_units(read_spec(base)).train
     assert [unit.resolved.model["d_model"] for unit in units] == [8, 16]
-    (same,) = (unit.key for unit in plan(read_spec(base.with_name("first.toml"))).train[:1])
+    (same,) = (unit.key for unit in list_work_units(read_spec(base.with_name("first.toml"))).train[:1])
     assert units[0].key == same
 
 

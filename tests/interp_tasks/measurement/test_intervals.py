@@ -8,7 +8,7 @@ import pytest
 
 from interp_tasks.measurement import intervals
 from interp_tasks.published import Bounds
-from interp_tasks.reproduction.claim_verdicts import decision, two_sided
+from interp_tasks.reproduction.claim_verdicts import interval_verdict, two_sided
 
 DRAWS = 4000
 #: Four standard errors of a share of 0.95 of the draws.
@@ -88,7 +88,7 @@ def test_p_values_decide_as_the_interval_does():
         for _ in range(300):
             values = rng.normal(rng.uniform(-3, 3), 0.4, 4).tolist()
             p = two_sided(bounds, intervals.mean(values), intervals.standard_error(values), 3)
-            verdict = decision(bounds, intervals.t_interval(values))
+            verdict = interval_verdict(bounds, intervals.t_interval(values))
             assert (p < 0.05) == (verdict != "undecided"), (bounds, values)
             seen.add((str(bounds), verdict))
     assert len(seen) == 9

@@ -10,7 +10,7 @@ from interp_tasks.cli import main
 from interp_tasks.training.attention_teacher import freeze_others
 from interp_tasks.training.config import train_config
 from interp_tasks.training.cost import cost
-from interp_tasks.training.optimizer import Updater
+from interp_tasks.training.parameter_update import Updater
 
 
 @pytest.fixture(scope="module")

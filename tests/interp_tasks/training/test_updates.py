@@ -5,7 +5,7 @@ import torch
 
 import tasks
 from interp_tasks.training.config import TrainConfig, resolve_config
-from interp_tasks.training.optimizer import Updater, amplified_by_ema, amplified_by_ma
+from interp_tasks.training.parameter_update import Updater, amplify_by_ema, amplify_by_ma
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_grokfast_is_its_recurrence(start):
     for gradient in gradients:
         average = alpha * average + (1 - alpha) * gradient
         expected.append(gradient + lamb * average)
-    assert filtered(amplified_by_ema, torch.tensor(gradients), **config).tolist() == pytest.approx(expected)
+    assert filtered(amplify_by_ema, torch.tensor(gradients), **config).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("window", [1, 3, 7])
@@ -44,7 +44,7 @@ def test_grokfast_ma_is_the_mean_of_the_last_gradients(window):
     expected = gradients.double().clone()
     for step in range(window - 1, len(gradients)):
         expected[step] += lamb * gradients[step - window + 1 : step + 1].double().mean(0)
-    found = filtered(amplified_by_ma, gradients, grokfast_window=window, grokfast_lambda=lamb)
+    found = filtered(amplify_by_ma, gradients, grokfast_window=window, grokfast_lambda=lamb)
     assert torch.equal(found[: window - 1], gradients[: window - 1])
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
@@ -53,7 +53,7 @@ def test_a_huge_gradient_leaves_nothing_behind_in_the_moving_average():
     """1e12 takes away all digits below 1e-4 of a float64 sum; after one round of the queue they are back."""
     gradients = torch.full((30, 1), 1e-5)
     gradients[3] = 1e12
-    found = filtered(amplified_by_ma, gradients, grokfast_window=4)
+    found = filtered(amplify_by_ma, gradients, grokfast_window=4)
     torch.testing.assert_close(found[12:], torch.full((18, 1), 3e-5), rtol=1e-6, atol=0)
 
 

@@ -11,10 +11,10 @@ from interp_tasks.experiments import COLUMNS, embeddings
 from interp_tasks.measurement.embeddings import correlation
 from interp_tasks.papers.matrix_completion.arrangement import (
     ALIGNMENT,
-    clustered,
     distances,
     separability,
     silhouette,
+    silhouette_test,
 )
 from tests.interp_tasks.rows import row_of
 
@@ -33,11 +33,11 @@ def test_silhouettes_are_those_of_scikit_learn():
 def test_permuted_labels_tell_clusters_from_chance():
     labels = np.repeat(np.arange(4), 4)
     points = RNG.normal(size=(16, 8))
-    assert clustered(points + 3 * labels[:, None], labels, 0)[2] == 0.001
-    _, null, p = clustered(points, labels, 0)
+    assert silhouette_test(points + 3 * labels[:, None], labels, 0)[2] == 0.001
+    _, null, p = silhouette_test(points, labels, 0)
     assert p > 0.05
     assert abs(null) < 0.2
-    assert clustered(np.ones((16, 2)), labels, 0) == (0, 0, 1)
+    assert silhouette_test(np.ones((16, 2)), labels, 0) == (0, 0, 1)
 
 
 def test_separability_is_the_area_under_the_curve_of_either_end():

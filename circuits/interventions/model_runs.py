@@ -13,14 +13,14 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun, Reference
 from circuits.interventions.replacements import Computed
 from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks, recording
-from circuits.model.edit_state import State, assert_weights_unchanged, suspended
-from circuits.model.generation import (
+from circuits.model.decode_steps import (
     DecodeStep,
     GenerationState,
+    current_generation,
     find_key_value_cache,
     past_length,
-    under_way,
 )
+from circuits.model.edit_state import State, assert_weights_unchanged, suspended
 from circuits.model.hooked_model import HookedModel, is_text
 from circuits.model.inputs import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts import Prompts, own_positions
@@ -30,7 +30,7 @@ CACHED = "a key-value cache"
 PADDING = "padding"
 
 
-def extra_argument(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str | None:
+def find_context_argument(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str | None:
     """Names the argument of a call, if any, that makes the model depend on more than its tokens and their mask `real`,
     as `mask_of` returns it.
     """
@@ -46,7 +46,9 @@ def extra_argument(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str
     return None if find_key_value_cache(kwargs) is None else CACHED
 
 
-def mask_of(surface: HookedModel, kwargs: Mapping[str, Any], inputs: Tensor | None) -> Tensor | None:
+def call_padding_mask(
+    surface: HookedModel, kwargs: Mapping[str, Any], inputs: Tensor | None
+) -> Tensor | None:
     """Returns the mask of padding in a call, of the positions before it too, bool [batch pos], true at tokens; None
     where there is none, or where its arguments say more than that (a mask of queries and keys).
 
@@ -112,10 +114,10 @@ class CleanPassResults:
                 chunk = prompts[start : start + step]
                 # A state of its own, so that the edits of the blocks around this pass do nothing.
                 state = State(rows=slice(start, start + len(chunk)), total=len(prompts))
-                call = ForwardPass(surface, self, state)
+                call = EditedRuns(surface, self, state)
                 if prompts.padded:
                     call.run.decode_step = DecodeStep(real=chunk.real.to(surface.device))
-                edited = [(write.hook, writer(write, call)) for write in writes]
+                edited = [(write.hook, make_edit_hook(write, call)) for write in writes]
                 with (
                     listen_at_hooks(surface, edited),
                     recording(surface, {one.hook for one in wanted}) as seen,
@@ -142,7 +144,7 @@ class CleanPassResults:
 
 
 @dataclass
-class ForwardPass:
+class EditedRuns:
     """The runs of the model under some edits: the current one, and those from within which it was called.
 
     Clean passes are not among them.
@@ -180,14 +182,14 @@ class ForwardPass:
             return
         self.runs.append(ModelRun(kwargs))  # First: `end` follows whatever is raised here.
         tokens = self.run.tokens = self.surface.tokens_of(args, kwargs)
-        real = mask_of(self.surface, kwargs, tokens)
+        real = call_padding_mask(self.surface, kwargs, tokens)
         self.run.decode_step = DecodeStep(real=real)
         # A run within a run, which a hook starts, is none of those that generate.
         if len(self.runs) == 2:
             length = None if tokens is None else tokens.shape[1]
             self.run.decode_step = self.generation.next(self.surface.model, kwargs, length, real)
         self.count += 1
-        generates, odd = self.run.decode_step.open, extra_argument(kwargs, real)
+        generates, odd = self.run.decode_step.open, find_context_argument(kwargs, real)
         for write in [*self.writes, *(edge.sender for edge in self.edges)]:
             if generates and not write.replacement.cache_safe:
                 raise CircuitsError(
@@ -214,8 +216,8 @@ class ForwardPass:
         return self.run.reads.setdefault(id(write), {})
 
 
-def writer(
-    write: ActivationEdit, call: ForwardPass, fired: Callable[[], None] | None = None
+def make_edit_hook(
+    write: ActivationEdit, call: EditedRuns, fired: Callable[[], None] | None = None
 ) -> Callable[[Tensor], Tensor | None]:
     """Returns the hook function that carries out one edit."""
 
@@ -223,7 +225,9 @@ def writer(
         if call.state.suspended:
             return None
         # The model adds position embeddings outside of its forward pass where it generates without a cache.
-        outside = write.layer is None and not call.whole and under_way(call.surface.model) is not None
+        outside = (
+            write.layer is None and not call.whole and current_generation(call.surface.model) is not None
+        )
         if outside and (write.positions is not None or write.replacement.references(write)):
             raise CircuitsError(
                 f"{write.label}: {call.surface.family}.generate embeds outside of the forward pass, where positions "
@@ -241,7 +245,7 @@ def writer(
     return replaced
 
 
-def replacement_for(write: ActivationEdit, call: ForwardPass, current: Tensor) -> tuple[Tensor, Tensor]:
+def replacement_for(write: ActivationEdit, call: EditedRuns, current: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the replacement of an activation and the boolean mask of replaced entries; both broadcast to it."""
     state, run, surface = call.state, call.run, call.surface
     selected = write.selected(current, state.rows, state.total, run.decode_step)

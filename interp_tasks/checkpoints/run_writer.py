@@ -107,7 +107,7 @@ def make_run_json(
             old[section] = {name: known[name] for name in config[section] if name in known} | old[section]
     changed = {
         key: (before, after)
-        for key, (before, after) in differences(old, config).items()
+        for key, (before, after) in config_differences(old, config).items()
         if before != _MISSING or after
     }
     scheduled = {f"train.{name}" for name in schedule.settings} if schedule else set()
@@ -143,13 +143,13 @@ def listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{key}: {old!r} there, {new!r} asked for" for key, (old, new) in pairs.items())
 
 
-def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+def config_differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
     """Returns the dotted keys at which two nested mappings differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         differing: dict[str, tuple[Any, Any]] = {}
         for name in {**old, **new}:
             dotted = f"{key}.{name}" if key else name
-            differing |= differences(old.get(name, _MISSING), new.get(name, _MISSING), dotted)
+            differing |= config_differences(old.get(name, _MISSING), new.get(name, _MISSING), dotted)
         return differing
     return {} if old == new and type(old) is type(new) else {key: (old, new)}
 

@@ -21,7 +21,7 @@ def cos_sin(x: Tensor, frequency: int, period: int) -> Tensor:
     return torch.stack([angle.cos(), angle.sin()], -1) * math.sqrt(2)
 
 
-def products(x: Tensor, frequency: int, period: int) -> Tensor:
+def wave_products(x: Tensor, frequency: int, period: int) -> Tensor:
     """Returns the products over the columns of x [n column] of {1, cos, sin}, but for the constant, [n function].
 
     The last column varies fastest; for two columns there are 8 (3 at the highest frequency of an even period).

@@ -27,7 +27,7 @@ ROUNDING = 1e-20
 
 
 @dataclass(frozen=True)
-class Features:
+class LayerFrequencies:
     """The features of one layer over the complete grid, ``values [cell feature]``, and their measures ``[feature]``.
 
     Attributes:
@@ -68,7 +68,7 @@ class Features:
         return float(counts.double().mean()) if len(counts) else 0.0
 
 
-def layer_features(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator[Features]:
+def layer_frequencies(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator[LayerFrequencies]:
     """Yields the features of each layer where the task reads: neurons, or attention to each digit (``pattern``).
 
     Args:
@@ -98,8 +98,8 @@ def layer_features(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator
         first = linear.gather(0, (grouped.best + 1).clamp(min=0)[None])[0]
         order = relabelling(grid, subject.seed)
         renamed = grid.arrange(values)[order[0]][:, order[1]].flatten(0, 1)
-        counts, together = active(values, grid, draws, subject.seed)
-        yield Features(
+        counts, together = count_active(values, grid, draws, subject.seed)
+        yield LayerFrequencies(
             *(site, layer, at, tuple(names), tuple(heads), values, grid, partition, grouped),
             first=torch.where(grouped.best < 0, 0.0, first),
             one=torch.maximum(share[1:, 0].sum(0), share[0, 1:].sum(0)),
@@ -131,7 +131,7 @@ def amplitudes(arranged: Tensor) -> NDArray[np.float64]:
     return found
 
 
-def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:
+def published_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:
     """Counts the frequencies that are active, [time feature], of amplitudes [time frequency feature].
 
     Each frequency is divided by its sum over the times; active is what lies above mean + deviations · s.d. of all
@@ -144,7 +144,7 @@ def active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np
     return counts
 
 
-def of_equal_size(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
+def normalise_power(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
     """Divides amplitudes [time frequency feature] by their sum over the frequencies other than 0, at each time.
 
     A feature that only grows and shrinks has all its frequencies above the mean at once, and none otherwise; the count
@@ -157,7 +157,7 @@ def of_equal_size(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
 # ---- frequencies that features have because of the order of the digits, and not by chance
 
 
-def active(values: Tensor, grid: Grid, draws: int, seed: int) -> tuple[Tensor, int]:
+def count_active(values: Tensor, grid: Grid, draws: int, seed: int) -> tuple[Tensor, int]:
     """Returns the number of active frequencies of each feature [feature], and of all features together.
 
     A frequency is active along a coordinate if its share of the variance, in all products with any functions of the
@@ -182,7 +182,7 @@ def active(values: Tensor, grid: Grid, draws: int, seed: int) -> tuple[Tensor, i
         for part in (arranged - mean).split(FEATURES, -1):
             rows = part.movedim(axis, 0).reshape(size, -1, part.shape[-1])  # [value others feature]
             pairs = torch.einsum("x o f, y o f -> x y f", rows, rows)
-            parts.append(powers(pairs, [order[axis] for order in orders]) / grid.cells)
+            parts.append(relabelled_powers(pairs, [order[axis] for order in orders]) / grid.cells)
         # [draw frequency feature]; draw 0 is the data as given. The last feature is all of them together.
         power = torch.cat(parts, -1)
         power = torch.cat([power, power.sum(-1, keepdim=True)], -1)
@@ -202,7 +202,7 @@ def relabelling(grid: Grid, seed: int, draw: int = 0) -> list[Tensor]:
     return [drawn[size] for size in grid.sizes]
 
 
-def powers(pairs: Tensor, orders: Sequence[Tensor]) -> Tensor:
+def relabelled_powers(pairs: Tensor, orders: Sequence[Tensor]) -> Tensor:
     """Returns the power of each frequency k ≥ 1 of a coordinate under each relabelling, ``[order frequency feature]``.
 
     |Σ_x v_x e^(−2πikx/n)|² is a sum over pairs of v_x v_y cos(2πk(x − y)/n); a relabelling changes only the distance

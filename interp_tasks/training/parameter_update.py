@@ -99,10 +99,10 @@ class Updater:
         """Puts back what :meth:`state` gave."""
         torch.set_rng_state(tensors[RANDOM])
         for name, parameter in self.parameters.items():
-            moments = _kept(f"optimizer/{name}", tensors, parameter.device)
+            moments = _tensors_under_prefix(f"optimizer/{name}", tensors, parameter.device)
             if moments:
                 self.optimizer.state[parameter] = moments
-            remembered = _kept(f"grokfast/{name}", tensors, parameter.device)
+            remembered = _tensors_under_prefix(f"grokfast/{name}", tensors, parameter.device)
             # What counts steps stays where it can be read without waiting for a GPU.
             self.memory[name] = {
                 key: tensor if tensor.ndim or not key else tensor.cpu() for key, tensor in remembered.items()
@@ -112,7 +112,9 @@ class Updater:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
 
-def _kept(prefix: str, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def _tensors_under_prefix(
+    prefix: str, tensors: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Tensor]:
     """Returns the tensors stored under ``prefix``, by what follows its slash: by nothing if it is the tensor itself."""
     return {
         key[len(prefix) + 1 :]: tensor.to(device)
@@ -121,7 +123,7 @@ def _kept(prefix: str, tensors: Mapping[str, Tensor], device: torch.device) -> d
     }
 
 
-def amplified_by_ema(memory: dict[str, Tensor], gradient: Tensor, config: TrainConfig) -> None:
+def amplify_by_ema(memory: dict[str, Tensor], gradient: Tensor, config: TrainConfig) -> None:
     """Makes g ← g + λ h of a gradient, in place, with h ← α h + (1 − α) g in ``memory``.
 
     The gain is 1 + λ for a constant gradient and 1 + λ (1 − α) / (1 + α) for one that alternates in sign.
@@ -134,7 +136,7 @@ def amplified_by_ema(memory: dict[str, Tensor], gradient: Tensor, config: TrainC
     gradient.add_(average, alpha=config.grokfast_lambda)
 
 
-def amplified_by_ma(memory: dict[str, Tensor], gradient: Tensor, config: TrainConfig) -> None:
+def amplify_by_ma(memory: dict[str, Tensor], gradient: Tensor, config: TrainConfig) -> None:
     """Makes g ← g + λ · (mean of the last w gradients, this one included) of a gradient, in place, from the w-th on.
 
     The gain is 1 + λ for a constant gradient, and 1 for one that repeats after a divisor of w with mean 0. ``memory``
@@ -160,7 +162,7 @@ def amplified_by_ma(memory: dict[str, Tensor], gradient: Tensor, config: TrainCo
 
 
 #: What amplifies gradients before clipping and the optimiser's step, from what it remembers of a parameter.
-FILTERS = {"ema": amplified_by_ema, "ma": amplified_by_ma}
+FILTERS = {"ema": amplify_by_ema, "ma": amplify_by_ma}
 
 
 #: From an update without arguments to one that repeats its operations on the same memory.
@@ -203,7 +205,7 @@ def has_unknown_hooks(parameter: Tensor) -> bool:
     return not all(getattr(hook, "capturable", False) for hook in hooks)
 
 
-def cuda_graph(update: Callable[[], None], device: torch.device) -> Callable[[], None]:
+def capture_cuda_graph(update: Callable[[], None], device: torch.device) -> Callable[[], None]:
     """Returns the replay of an update on one device, whose operations are recorded and not run."""
     graph = torch.cuda.CUDAGraph()
     with _CAPTURING, torch.cuda.device(device):
@@ -232,7 +234,7 @@ class CapturedUpdate:
         capture: Capture | None = None,
     ) -> None:
         self.compute, self.parameters, self.device = compute, parameters, torch.device(device)
-        self.capture = capture or partial(cuda_graph, device=self.device)
+        self.capture = capture or partial(capture_cuda_graph, device=self.device)
         #: By the shapes of the inputs: the memory that a replay reads them from, and the replay.
         self.captured: dict[tuple[object, ...], tuple[Mapping[str, Tensor], Callable[[], None]]] = {}
         self.seen: dict[tuple[object, ...], int] = {}

@@ -97,7 +97,7 @@ class Plan:
         return (*self.train, *self.measure)
 
 
-def check(spec: Spec, *, yes: bool = False) -> None:
+def check_grid_spec(spec: Spec, *, yes: bool = False) -> None:
     """Refuses settings, experiments, arguments and runs that cannot be, without torch and before any work.
 
     Args:
@@ -156,7 +156,7 @@ def reads_logs_alone(asked: ExperimentSpec) -> bool:
     return "runs" in parameters and not ("stored" in parameters and asked.settings.get("stored", True))
 
 
-def plan(spec: Spec) -> Plan:
+def list_work_units(spec: Spec) -> Plan:
     """Returns every unit of a grid, each once: sweeps of two ``[[train]]`` may cross in a run."""
     trained: dict[str, TrainUnit] = {}
     varied: dict[Path, dict[str, Any]] = {}
@@ -168,7 +168,7 @@ def plan(spec: Spec) -> Plan:
     keys = {unit.folder: unit.key for unit in trained.values()}
     measured: dict[str, MeasureUnit] = {}
     for asked in spec.experiment:
-        for runs in groups(asked, list(keys), spec.runs):
+        for runs in group_runs(asked, list(keys), spec.runs):
             needs = tuple(keys[run] for run in runs if run in keys)
             others = [identify_run_content(run, asked) for run in runs if run not in keys]
             key = compute_content_key([asked.model_dump(mode="json"), needs, others, spec.threads])
@@ -189,7 +189,7 @@ def identify_run_content(run: str, asked: ExperimentSpec) -> dict[str, Any]:
     return {"run": run, "checkpoints": [read_meta(folder)["sha256"] for folder in folders]}
 
 
-def groups(asked: ExperimentSpec, trained: Sequence[str], given: Sequence[str]) -> list[tuple[str, ...]]:
+def group_runs(asked: ExperimentSpec, trained: Sequence[str], given: Sequence[str]) -> list[tuple[str, ...]]:
     """Returns the runs of each call."""
     if asked.over == "all":
         return [(*trained, *given)]
@@ -238,12 +238,12 @@ def train_units(spec: Spec) -> list[list[TrainUnit]]:
             }
             extension = {f"train.{key}": settings[key] for key in GOES_ON}
             compared = {key: value for key, value in extension.items() if key in axes}
-            name = f"{label(block.task, varied)}-{compute_content_key([lasting, compared])[:8]}"
+            name = f"{folder_name_of(block.task, varied)}-{compute_content_key([lasting, compared])[:8]}"
             configuration = compute_content_key([lasting, extension])
             if configuration in names:
                 name = names[configuration]
             elif extensions.setdefault(name, extension) != extension:
-                name = f"{label(block.task, varied)}-{configuration[:8]}"
+                name = f"{folder_name_of(block.task, varied)}-{configuration[:8]}"
             names[configuration] = name
             for seed in block.seeds:
                 config = train.model_copy(update={"seed": seed})
@@ -254,7 +254,7 @@ def train_units(spec: Spec) -> list[list[TrainUnit]]:
     return blocks
 
 
-def label(task: str, varied: Mapping[str, Any]) -> str:
+def folder_name_of(task: str, varied: Mapping[str, Any]) -> str:
     """Returns a name for a folder such as ``miiii,d_model-64``, safe for file systems and REFs."""
     parts = [task, *(f"{key.partition('.')[2]}-{value}" for key, value in varied.items())]
     return re.sub(r"[^A-Za-z0-9_,+-]+", "_", ",".join(parts)).strip("_")[:80]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.hooks import Handle, Handles, Wrapped
+from circuits.model.hooks import Handle, Handles, MethodWrapper
 from circuits.model.prompts import own_positions
 from circuits.tensors import Positions, Snapshot, Span, select_positions
 
@@ -122,7 +122,7 @@ class DecodeStep:
             axes, run = ("[batch pos]", [batch, prompt]) if mask.ndim == 2 else ("[pos]", [prompt])
             raise CircuitsError(f"{what}: the mask is {axes} = {list(mask.shape)}, the run is {run}")
         mask = mask if mask.ndim == 1 or rows is None else mask[rows]
-        return at(mask, -1, self.start, length, False) if self.open else mask
+        return slice_positions(mask, -1, self.start, length, False) if self.open else mask
 
     def _prompt(self, positions: Positions | Span | None, length: int, what: str) -> int:
         relative = positions is None or (
@@ -140,7 +140,7 @@ class DecodeStep:
 WHOLE = DecodeStep()
 
 
-def at(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
+def slice_positions(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
     """Returns positions start, start + 1, ... of an axis, with the value `beyond` after its end."""
     part = x.narrow(axis, min(start, x.shape[axis]), max(0, min(length, x.shape[axis] - start)))
     shape = list(part.shape)
@@ -170,7 +170,7 @@ class GenerationState:
         real: Tensor | None = None,
     ) -> DecodeStep:
         """Returns the step of a run of `length` positions (None: unknown) with these arguments by name."""
-        generation, cache, start = under_way(model), find_key_value_cache(given), past_length(given)
+        generation, cache, start = current_generation(model), find_key_value_cache(given), past_length(given)
         own = generation or (None if cache is None else id(cache))
         before = self.open_runs.get(own)
         if generation is None and (before is None or before[1] != start):
@@ -199,7 +199,7 @@ class GenerationState:
 _under_way: WeakKeyDictionary[nn.Module, list[object]] = WeakKeyDictionary()
 
 
-def under_way(model: nn.Module) -> object:
+def current_generation(model: nn.Module) -> object:
     """Returns an object that stands for the generation under way, the same in all its runs; None where there is
     none.
     """
@@ -208,7 +208,7 @@ def under_way(model: nn.Module) -> object:
 
 
 @contextmanager
-def _announced(model: nn.Module, generation: object) -> Iterator[None]:
+def _mark_generation(model: nn.Module, generation: object) -> Iterator[None]:
     under = _under_way.setdefault(model, [])
     under.append(generation)
     try:
@@ -217,9 +217,9 @@ def _announced(model: nn.Module, generation: object) -> Iterator[None]:
         under.remove(generation)
 
 
-def _stream(model: nn.Module, generation: object, steps: Any) -> Iterator[Any]:
+def _mark_streamed_steps(model: nn.Module, generation: object, steps: Any) -> Iterator[Any]:
     while True:
-        with _announced(model, generation):
+        with _mark_generation(model, generation):
             try:
                 step = next(steps)
             except StopIteration:
@@ -232,15 +232,17 @@ def watch_generations(model: nn.Module) -> Handle:
 
     def around(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         generation = object()
-        with _announced(model, generation):
+        with _mark_generation(model, generation):
             result = method(*args, **kwargs)
-        return _stream(model, generation, result) if isinstance(result, GeneratorType) else result
+        return (
+            _mark_streamed_steps(model, generation, result) if isinstance(result, GeneratorType) else result
+        )
 
     inner = vars(model).get("original_model")  # a bridge does not register the model it wraps
     owners = [model, *([inner] if isinstance(inner, nn.Module) else [])]
     return Handles(
         *(
-            Wrapped(owner, name, around)
+            MethodWrapper(owner, name, around)
             for owner in owners
             for name in METHODS
             if callable(getattr(type(owner), name, None))
