@@ -149,7 +149,7 @@ def select_parameter_names(
 def _tensors(source: Any, caller: str) -> dict[str, Any]:
     """Returns the weights by name."""
     if isinstance(source, nn.Module):
-        return dict(HookedModel.of(source).named_weights())
+        return dict(HookedModel(source).named_weights())
     if isinstance(source, Mapping):
         return {str(name): x for name, x in source.items() if isinstance(x, Tensor | np.ndarray)}
     raise CircuitsError(f"{caller}: source must be a model or a state_dict, got {type(source).__name__}")

@@ -21,7 +21,7 @@ from circuits.interventions.apply import run
 from circuits.interventions.base import MeanOverExamples, Reference, Replacement
 from circuits.interventions.model_runs import CleanPassResults
 from circuits.interventions.replacements import Zero, align_mean, parse_source
-from circuits.model.edit_state import inside_block
+from circuits.model.edit_state import get_edit_state
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
@@ -58,7 +58,7 @@ class Examples:
         Args:
             metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
         """
-        surface = HookedModel.of(model)
+        surface = HookedModel(model)
         prompts = parse_prompts(surface, base, caller, "base")
         surface.check_prompts(prompts, f"{caller}: base tokens")
         other = parse_source(source, prompts, surface, how, caller)
@@ -70,7 +70,7 @@ class Examples:
 
         This holds even where the edits do not change base, because they may change a patched run.
         """
-        if inside_block(self.surface.model):
+        if get_edit_state(self.surface.model).blocks:
             raise CircuitsError(
                 f"{self.caller}: a block around this call edits the model, and not all runs would have its edits; call "
                 "it outside"

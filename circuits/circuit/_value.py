@@ -294,7 +294,7 @@ def _make_full_circuit(graph: Graph, kind: str) -> Circuit:
 def _build_graph(model: Any) -> Graph:
     from circuits.model.hooked_model import HookedModel
 
-    return Graph.of(HookedModel.of(model))
+    return Graph.of(HookedModel(model))
 
 
 def _make_circuit_from_names(names: Iterable[Any], kind: str, model: Any) -> Circuit:

@@ -77,7 +77,7 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[nn.Mod
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.
     """
-    surface = HookedModel.of(model)
+    surface = HookedModel(model)
     with hold_model_exclusively(surface.model):
         # Not before: another thread may have put something in the place of the parameters.
         plan = plan_steps(interventions, surface)
@@ -211,7 +211,7 @@ def run(
     are returned as well; then the result is (output, `Activations`), which are NaN at padding too (of scores and
     pattern the queries). Mode, hooks and gradients are as before when it returns or raises.
     """
-    prompts = parse_prompts(HookedModel.of(model), tokens, "run")
+    prompts = parse_prompts(HookedModel(model), tokens, "run")
     output, seen = run_with_padding(model, prompts, *interventions, cache=cache)
     output = prompts.nan_at_padding(output)
     if cache is None or not prompts.padded:
@@ -224,7 +224,7 @@ def run_with_padding(
     model: Any, prompts: Prompts, *interventions: Intervention, cache: SitesLike | None = None
 ) -> tuple[Any, Activations]:
     """Returns what `run` does, and whatever the model computes at padding."""
-    surface = HookedModel.of(model)
+    surface = HookedModel(model)
     surface.check_prompts(prompts, "run: tokens")
     if cache is not None and (not isinstance(cache, str | Site | Iterable) or isinstance(cache, Tensor)):
         raise CircuitsError(f'cache: give sites such as "z" or a list of them, got {cache!r}')

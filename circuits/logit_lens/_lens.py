@@ -69,7 +69,7 @@ def lens(
     Norms must be LayerNorm, RMS or none, and the unembedding linear, but for a soft cap: a model whose contributions do
     not add up to its output is refused with `CircuitsError`. Eval mode, no gradients.
     """
-    surface = HookedModel.of(model)
+    surface = HookedModel(model)
     edits: list[Any] = list(given)
     if edits and metric is None and callable(edits[0]):
         metric = edits.pop(0)

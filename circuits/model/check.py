@@ -51,7 +51,7 @@ def check(model: nn.Module, tokens: Tensor | None = None) -> pd.DataFrame:
     before = decided.pop(model, None)
     unchecked(model)
     try:
-        surface, cfg = HookedModel.of(model), cast(Any, model.cfg)
+        surface, cfg = HookedModel(model), cast(Any, model.cfg)
         if tokens is None:
             shape = 2, min(8, getattr(cfg, "n_ctx", 8))
             tokens = torch.randint(cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))

@@ -204,12 +204,6 @@ def editing(model: nn.Module) -> Iterator[None]:
         state.blocks -= 1
 
 
-def inside_block(model: nn.Module) -> bool:
-    """Tells whether a block edits the model; one of another thread is an error."""
-    with hold_model_exclusively(model):
-        return get_edit_state(model).blocks > 0
-
-
 @contextmanager
 def mark_running_rows(model: nn.Module, rows: slice | Tensor, total: int) -> Iterator[None]:
     """Tells hooks that the forward inside runs `rows` of a batch of `total` examples; per-example tensors are cut to

@@ -49,7 +49,7 @@ class KeyValueGroup:
         """Returns the heads of a model (or of a `HookedModel`) that share these keys and values."""
         from circuits.model.hooked_model import HookedModel
 
-        surface = model if isinstance(model, HookedModel) else HookedModel.of(model)
+        surface = model if isinstance(model, HookedModel) else HookedModel(model)
         size = surface.n_heads // surface.key_value_heads
         return tuple(Head(self.layer, self.group * size + one) for one in range(size))
 
@@ -214,7 +214,7 @@ def heads(spec: HeadsLike, model: nn.Module) -> tuple[AnyHead, ...]:
     """
     from circuits.model.hooked_model import HookedModel
 
-    return parse_heads(spec).resolve(HookedModel.of(model))
+    return parse_heads(spec).resolve(HookedModel(model))
 
 
 def _listed(group: KeyValueGroup, surface: HookedModel) -> str:

@@ -47,13 +47,15 @@ Begin = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 
 
 class HookedModel:
-    """Gives access to the sizes, hook points and weights of a model. Build it with `HookedModel.of(model)`."""
+    """Gives access to the sizes, hook points and weights of a model. Build it with `HookedModel(model)`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         """Reads a model's hook points, form and sizes; refuses models whose hooks are not proved to act."""
+        if not isinstance(model, nn.Module):
+            raise CircuitsError(f"expected a hooked model, got {type(model).__name__}")
         check_not_compiled(model)
         hooks = _hook_points(model)
-        self.model = model
+        self.model: nn.Module = model
         self.family = _class_of(model, hooks)
         cfg: Any = model.cfg
         self.n_layers: int = cfg.n_layers
@@ -115,12 +117,6 @@ class HookedModel:
         for kind in KINDS.values():
             for layer in range(self.n_layers if kind.name not in served else 0):
                 self.hooks.pop(kind.hook.format(layer), None)
-
-    @classmethod
-    def of(cls, model: Any) -> HookedModel:
-        if not isinstance(model, nn.Module):
-            raise CircuitsError(f"expected a hooked model, got {type(model).__name__}")
-        return cls(model)
 
     def at(self, site: Site, layers: tuple[int, ...] | None = None) -> list[tuple[int | None, str]]:
         """Returns (layer, full hook name) for each place that `site` names, limited to `layers` where given."""

@@ -33,7 +33,7 @@ def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Pro
             calls padding, at `side`, is padding (a first token that has the same id is not).
         side: "left" or "right", where padding goes; by default the `padding_side` of the model's tokenizer, else right.
     """
-    surface = HookedModel.of(model)
+    surface = HookedModel(model)
     if side is not None:
         parse_choice(side, ("left", "right"), "prompts", "side")
     found = tokenise_for_model(parse_given(given, "prompts", "given", side), surface, "prompts", side)

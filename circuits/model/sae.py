@@ -92,7 +92,7 @@ def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[n
     Raises `CircuitsError` for a site that has no position axis or an SAE already, and for an SAE of another width or on
     another device than the model.
     """
-    surface = HookedModel.of(model)
+    surface = HookedModel(model)
     if not isinstance(autoencoders, Mapping) or not autoencoders:
         raise CircuitsError(
             f'{CALLER}: give a dict of sites and autoencoders, such as {{"resid_post.1": sae}}'

@@ -163,7 +163,7 @@ class PatternPass:
     @classmethod
     def of(cls, caller: str, model: Any, tokens: Any, positions: Any) -> PatternPass:
         """Reads the arguments that all passes share."""
-        surface = HookedModel.of(model)
+        surface = HookedModel(model)
         prompts, recorded = parse_run(surface, tokens, caller)
         selected = chosen_entries(positions, prompts, caller)
         check_no_padding(surface, prompts, selected, caller)

@@ -81,11 +81,11 @@ def linear(
     draws, penalty, fitted = parse_draws(draws, "probe"), float(ridge or 0), bool(intercept)
     if isinstance(ridge, bool) or not penalty >= 0:
         raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
-    surface, seed = HookedModel.of(model), parse_seed(seed, "probe")
+    surface, seed = HookedModel(model), parse_seed(seed, "probe")
     prompts = parse_prompts(surface, tokens, "probe")
     entries = parse_entries(prompts, positions, splits, test, seed)
     chosen, named = parse_sites(surface, sites, heads), parse_targets(targets, kind, prompts)
-    control = None if untrained is None else HookedModel.of(untrained)
+    control = None if untrained is None else HookedModel(untrained)
     if control is not None and parse_sites(control, sites, heads) != chosen:
         raise CircuitsError("probe: the untrained model has not the sites of the model")
     given = prompts, entries, chosen, (fitted, penalty)

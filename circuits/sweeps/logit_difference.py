@@ -54,7 +54,7 @@ class LogitDifference:
             model: the model, where answers are texts.
         """
         _check_output(output)
-        surface = None if model is None else HookedModel.of(model)
+        surface = None if model is None else HookedModel(model)
         prompts = None if prompts is None else parse_given(prompts, CALLER, "prompts")
         if isinstance(prompts, Texts):
             raise CircuitsError(

@@ -93,7 +93,7 @@ def read_prompts(model: nn.Module, file: str | Path, side: str | None = None) ->
     """
     rows = _rows(Path(file))
     clean = prompts(model, [row["clean"] for row in rows], side)
-    surface = HookedModel.of(model)
+    surface = HookedModel(model)
     ids = {
         name: [_id(surface, clean, at, name, row[name]) for at, row in enumerate(rows)] for name in NEEDED[1:]
     }

@@ -86,7 +86,7 @@ def sweep(
         CircuitsError: before any run for variants, batch or arguments that do not fit, and after the first one for a
             metric that returns another shape or a value that is not finite.
     """
-    surface = HookedModel.of(model)
+    surface = HookedModel(model)
     parse_choice(engine, ("auto", NAIVE), "sweep", "engine")
     prompts = parse_prompts(surface, tokens, "sweep")
     surface.check_prompts(prompts, "sweep: tokens")

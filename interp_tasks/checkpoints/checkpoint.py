@@ -20,7 +20,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from circuits import __version__
-from circuits.model.edit_state import inside_block
+from circuits.model.edit_state import get_edit_state
 from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
 from interp_tasks.checkpoints.run_files import (
     FORMAT,
@@ -184,7 +184,7 @@ def check_storable(model: torch.nn.Module, task: Task | None, step: int) -> None
         raise UserError(
             f"only a HookedTransformer can be stored as a checkpoint, got a {type(model).__name__}"
         )
-    if inside_block(model):
+    if get_edit_state(model).blocks:
         raise UserError("the model is being edited: end the block (circuits.intervene) before it is stored")
     if step < 0:
         raise UserError(f"a checkpoint's step is the number of updates so far, at least 0, got {step}")

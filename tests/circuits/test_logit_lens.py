@@ -59,7 +59,7 @@ def test_every_kind_of_block_against_the_residual_stream_by_hand(featured, token
     found, cap = lens(featured, tokens), getattr(featured.cfg, "output_logits_soft_cap", 0)
     # The bridge's RMS norm computes in single precision, whatever the model's.
     cfg = featured.cfg
-    single = HookedModel.of(featured).bridged and ("RMS" in str(cfg.normalization_type) or cfg.final_rms)
+    single = HookedModel(featured).bridged and ("RMS" in str(cfg.normalization_type) or cfg.final_rms)
     close = {"rtol": 0, "atol": 1e-4 if single else 1e-10}
     torch.testing.assert_close(found.output, output, **close)
     assert list(found.readouts) == ["embed", *(f"layer {layer}" for layer in range(cfg.n_layers))]

@@ -63,7 +63,7 @@ class Subject:
 
     @functools.cached_property
     def surface(self) -> HookedModel:
-        return HookedModel.of(self.model)
+        return HookedModel(self.model)
 
     @functools.cached_property
     def sites(self) -> list[str]:

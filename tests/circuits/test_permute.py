@@ -14,7 +14,7 @@ ORDER = (2, 0, 5, 1, 4, 3)
 
 
 def table_of(model):
-    weights = HookedModel.of(model).named_weights()
+    weights = HookedModel(model).named_weights()
     return next(weight for name, weight in weights.items() if name.startswith("pos_embed."))
 
 

@@ -141,12 +141,12 @@ class Users:
 
     def __init__(self, model: Any, kinds: list[str], chance: random.Random) -> None:
         self.model, self.fired, self.raising = model, Counter(), 0
-        points = sorted(HookedModel.of(model).hooks)
+        points = sorted(HookedModel(model).hooks)
         always = [name for name in points if name.endswith(("hook_z", "hook_resid_pre"))]
         for number, kind in enumerate(kinds):
             name = chance.choice(always)
             count = self._counter(f"{number} {kind}")
-            point = HookedModel.of(model).hooks[name]
+            point = HookedModel(model).hooks[name]
             if kind in ("add_hook", "permanent"):
                 model.add_hook(
                     name, lambda value, hook, count=count: count(value), is_permanent=kind == "permanent"
@@ -268,7 +268,7 @@ def test_they_are_values_and_planning_changes_nothing(name):
     settings, tokens = next(iter(MODELS.values())), tokens_of(7)
     given, one, two = INTERVENTIONS[name](settings), build(**settings), build(5, **settings)
     before = footprint(one)
-    given.plan(HookedModel.of(one))
+    given.plan(HookedModel(one))
     assert differences(before, footprint(one)) == []
     first = run(one, tokens, given)
     run(two, tokens, given)

@@ -88,7 +88,7 @@ def test_every_component_against_an_edited_copy(model, tokens, by_hand, assert_s
 def test_a_weight_that_the_model_holds_as_a_constant_must_be_equal(causal, tokens):
     """On transformer-lens 4.3 an output bias that is not trained is a buffer, which a state_dict lists as well."""
     donor, bias = another(causal), own_names(causal)[2]
-    if bias in HookedModel.of(causal).named_weights():
+    if bias in HookedModel(causal).named_weights():
         holder = _module(causal, bias)
         del holder._parameters[bias.split(".")[-1]]
         holder.register_buffer(bias.split(".")[-1], torch.zeros(11, dtype=torch.float64))
@@ -101,7 +101,7 @@ def test_a_weight_that_the_model_holds_as_a_constant_must_be_equal(causal, token
 def test_a_tied_parameter_is_refused(make_model, family, tokens):
     model = make_model(family=family, d_vocab=16)
     free, (embed, unembed, _) = copy.deepcopy(model), own_names(model)
-    tied = HookedModel.of(model).named_weights()[embed]
+    tied = HookedModel(model).named_weights()[embed]
     setattr(_module(model, unembed), unembed.split(".")[-1], tied)
     before = footprint(model)
     for component in ("embed", "unembed"):
@@ -114,7 +114,7 @@ def test_a_tied_parameter_is_refused(make_model, family, tokens):
 
 def _module(model, name):
     """Where a parameter lives, whatever wraps it."""
-    parameter = HookedModel.of(model).named_weights()[name]
+    parameter = HookedModel(model).named_weights()[name]
     return next(m for m in model.modules() if any(x is parameter for x in m.parameters(recurse=False)))
 
 

@@ -44,7 +44,7 @@ VERBS = {
 
 def test_every_verb_takes_it_and_says_what_it_was(make_model, tokens, other_tokens):
     model, rows = make_model(0), []
-    handle = HookedModel.of(model).on_forward("hook_embed", lambda x: rows.append(len(x)))
+    handle = HookedModel(model).on_forward("hook_embed", lambda x: rows.append(len(x)))
     for name, verb in VERBS.items():
         assert verb(model, tokens, other_tokens).settings["batch_size"] >= len(tokens), name
         rows.clear()

@@ -94,7 +94,7 @@ def path_of(model, sender, receiver):
     site, layer, head = receiver
     if head is None:
         return patch.path(sent, f"{site}.{layer}", source=SOURCE)
-    grouped = site != "q" and HookedModel.of(model).key_value_heads != model.cfg.n_heads
+    grouped = site != "q" and HookedModel(model).key_value_heads != model.cfg.n_heads
     return patch.path(sent, (site, f"{layer}.k{head}" if grouped else f"{layer}.{head}"), source=SOURCE)
 
 
@@ -111,7 +111,7 @@ def test_paths_are_those_by_hand(hf_model, name, edges):
 
 
 def test_served_are_the_rows_of_the_table_with_paths(hf_model):
-    rows = {HookedModel.of(hf_model(name)).huggingface.family.name for name in SERVED}
+    rows = {HookedModel(hf_model(name)).huggingface.family.name for name in SERVED}
     assert rows == {family.name for family in FAMILIES if family.paths}
 
 

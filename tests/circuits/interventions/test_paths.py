@@ -112,7 +112,7 @@ def test_senders_and_receivers_against_three_passes_by_hand(
         positions = POSITIONS if index % 2 else None
         source = {"hook_pos_embed": theirs["pos_embed", None]} if sender == "pos_embed" else other_tokens
         given = patch.path(sender, receiver, source, through, positions=positions)
-        if sender == "pos_embed" and sender not in HookedModel.of(deep).embeddings:
+        if sender == "pos_embed" and sender not in HookedModel(deep).embeddings:
             with pytest.raises(CircuitsError, match="but to what all queries and keys read; edit it with"):
                 run(deep, tokens, given)
             continue
@@ -159,9 +159,7 @@ def test_all_single_edges_from_noise_are_the_noise_in_the_stream(featured, token
     if featured.cfg.n_layers > 3:
         pytest.skip("thousands of edges")
     sites = [
-        name
-        for name in ("embed", "pos_embed", "z", "mlp_out")
-        if name in HookedModel.of(featured).site_names()
+        name for name in ("embed", "pos_embed", "z", "mlp_out") if name in HookedModel(featured).site_names()
     ]
     noise = {
         hook: x.expand(len(tokens), *x.shape[1:])
@@ -207,7 +205,7 @@ def test_gradients_are_those_of_the_run_that_a_path_changes(deep, tokens, other_
         patch.path("0.1", "1.2", source=cache(deep, other_tokens, "z")),
         patch.path("embed", "mlp_pre.1", other_tokens, positions=POSITIONS),
     ]
-    weight = HookedModel.of(deep).named_weights()
+    weight = HookedModel(deep).named_weights()
     name = next(
         name for name in weight if name.startswith("blocks.0.mlp") and name.endswith(("W_in", "in.weight"))
     )

@@ -40,7 +40,7 @@ def test_every_site_of_a_family_in_the_table_is_found_the_same(hf_model, familie
     state = torch.random.get_rng_state()
     frame = check(model, TOKENS)
     assert differing(frame) == set()
-    assert set(frame["site"]) == HookedModel.of(model).huggingface.family.sites
+    assert set(frame["site"]) == HookedModel(model).huggingface.family.sites
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -121,7 +121,7 @@ def test_a_bridge_that_computes_another_model_is_refused(hf_model, families):
         ):
             check(wrong, TOKENS)
         with pytest.raises(CircuitsError, match="was not tested"):
-            HookedModel.of(wrong)
+            HookedModel(wrong)
 
 
 def test_embeddings_of_another_width_are_no_site(hf_model, families):
@@ -137,7 +137,7 @@ def test_a_setting_of_a_hooked_transformer(make_model, hooked_only, tokens, othe
         run(model, tokens)
     frame = check(model)
     assert differing(frame) == set()
-    assert HookedModel.of(model).settings == {}
+    assert HookedModel(model).settings == {}
     unchecked(model)
     variants = {
         "z": ablate.zero("1.2"),

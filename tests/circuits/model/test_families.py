@@ -59,7 +59,7 @@ def made(hf_model, name, mode="raw"):
 
 
 def row(model):
-    return HookedModel.of(model)._bridge.family
+    return HookedModel(model)._bridge.family
 
 
 @pytest.mark.parametrize(("name", "mode"), IN_MODES)

@@ -19,7 +19,7 @@ def write(value):
 
 def places(model):
     """Every (site, layer) of the table that the model has, in the order of the forward pass."""
-    surface = HookedModel.of(model)
+    surface = HookedModel(model)
     return [
         (name, layer)
         for layer in [None, *range(model.cfg.n_layers)]
@@ -35,7 +35,7 @@ def check_every_place(model, tokens, by_hand, assert_same):
     clean = by_hand(model, tokens)
     # The native RMS norm rounds to single precision inside.
     cfg = model.cfg
-    rounded = HookedModel.of(model).family == BRIDGE and (cfg.normalization_type == "RMS" or cfg.final_rms)
+    rounded = HookedModel(model).family == BRIDGE and (cfg.normalization_type == "RMS" or cfg.final_rms)
     tolerance = 1e-5 if rounded else 1e-10
 
     there = [place for place in places(model) if place != ("pos_embed", None) or not silent(model)]
@@ -64,7 +64,7 @@ def silent(model):
 
 @contextlib.contextmanager
 def reading(model, there):
-    surface, seen = HookedModel.of(model), {}
+    surface, seen = HookedModel(model), {}
     with contextlib.ExitStack() as stack:
         for place in there:
             keep = surface.on_forward(Site(*place).hook(), lambda x, place=place: seen.update({place: x}))
@@ -118,7 +118,7 @@ def test_heads_at_hooks_that_only_some_models_have(
     clean, name = model(tokens).detach(), f"blocks.1.{hook}"
     grouped = groups is not None and hook.rpartition("hook_")[2] in ("rot_k", "k_input", "v_input")
     _, seen = model.run_with_cache(tokens)
-    assert seen[name].shape == HookedModel.of(model).shape(Site(name).kind, *tokens.shape)
+    assert seen[name].shape == HookedModel(model).shape(Site(name).kind, *tokens.shape)
 
     def flipped(x, hook):
         x = x.clone()

@@ -52,7 +52,7 @@ def test_batches_are_pooled_as_the_whole(verb, causal, tokens, other_tokens):
     """Whether logits are computed where the metric reads, or everywhere."""
     rows, sizes = torch.arange(len(tokens)), []
     whole = verb(causal, tokens, other_tokens, reads_everywhere, batch=rows, batch_size=100)
-    handle = HookedModel.of(causal).on_run(lambda args, kwargs: sizes.append(len(args[0])))
+    handle = HookedModel(causal).on_run(lambda args, kwargs: sizes.append(len(args[0])))
     found = verb(causal, tokens, other_tokens, reads_two, batch=rows, batch_size=3)
     handle.remove()
     assert_same(found, whole)

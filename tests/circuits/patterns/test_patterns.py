@@ -224,7 +224,7 @@ def test_each_head_gets_the_template_it_attends_by(grid, tokens):
     assert "at least 0.4" in classes.rule
     # Corrected for chance the half-way heads are at exactly one half.
     assert patterns.classify(found, threshold=0.51).groups["other"] == heads("0.3, 1.2, 1.3", grid)
-    ablate.uniform(classes.groups["row"]).plan(HookedModel.of(grid))
+    ablate.uniform(classes.groups["row"]).plan(HookedModel(grid))
 
 
 def test_a_class_needs_an_interval_above_the_threshold(grid, tokens):
