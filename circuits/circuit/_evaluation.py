@@ -112,7 +112,7 @@ def evaluate(
         batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
         how: what an edge outside carries: "resample", the source's values; "mean", their mean; "zero", nothing. The
             source run is that of the empty circuit.
-        batch_size: examples in a forward; by default by the model's size. `settings` says how many.
+        batch_size: examples in a forward; by default by the model's size.
         random: random circuits, of as many members as the circuit has that can matter (under "resample" and "mean"
             position embeddings cannot), at as many positions each; `p_random` is 1 / (1 + random) at least.
         subsets: random subsets K of a circuit for completeness (Wang et al. 2022, arXiv:2211.00593, section 4).
@@ -121,8 +121,7 @@ def evaluate(
         draws: resamples of the examples for intervals.
         flips: sign flips for p-values.
 
-    Where the gap's interval holds 0, a warning says so. Each circuit costs 1 + random + 2·subsets + size forwards at
-    most; `settings["forwards"]` counts them.
+    Where the gap's interval holds 0, a warning says so. A circuit costs at most 1 + random + 2·subsets + size forwards.
     """
     given, seed = _read(circuits), parse_seed(seed, _CALLER)
     _check(counts := {"random": random, "subsets": subsets, "draws": draws, "flips": flips})

@@ -71,29 +71,26 @@ def edges(
 
     Args:
         base: tokens [batch pos] of the run that is edited, or anything that `circuits.prompts` takes.
-        source: the same, with as many tokens in each row, or a single row; for how="mean" any batch, for "zero" None.
+        source: the same, with as many tokens in each row, or a single row; for "mean" any batch, for "zero" None.
         metric: `fn(output)`, or `fn(output, batch[rows])`, of torch operations: a value per example [n], or a dict of
             several. Default: `logit_diff`, of base's first and second choice.
         batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
-        how: what an edge carries: "resample", what the sender has on the source; "mean", the mean
-            of that over the source's examples, per position; "zero", nothing. "Source" is then a run in which every
-            sender has that value.
+        how: what an edge carries: "resample", what the sender has on the source; "mean", the mean of that over the
+            source's examples, per position; "zero", nothing.
         spans: positions by name, {"noun": [6, 7, 8]}, counted from 0 in each prompt's own tokens and within the
-            shortest: each edge then has a row for each span, of patching it there alone, and circuits hold it there.
-            Default: one row, at all positions.
+            shortest: each edge then has a row for each span, patched there alone. Default: one row, at all positions.
         method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
             mean of the gradients at `steps` midpoints between the network's embeddings on base and on the source (Hanna
             et al. 2024, arXiv:2403.17806). "gim", the same with GIM's backward pass (Edin et al. 2025,
             arXiv:2505.17630; of a HookedTransformer), but for norms on the stream itself, of post-norm models.
         steps: runs between base and source, of "integrated" and "gim"; 0: the gradient at base.
-        exact: the number of rows of each metric, the first ones, that are also swept; or "all".
+        exact: how many of the first rows of each metric are also swept; or "all".
         rank: "mean", by |mean estimate|, or "size", by mean |estimate|: signs that differ cancel in the mean.
         batch_size: examples in a forward and its backward pass, and examples × patches where these are measured.
         seed: of the bootstrap and of the sign-flip test, which have `draws` resamples and `flips` flips.
 
-    Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks the MLP does
-    not hear the heads of its layer. Position embeddings are a sender under "zero" alone: on a source, and in the mean
-    over sources, they are what they are on base. Refused inside a block of `intervene` that edits the model.
+    Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks no head of
+    an MLP's layer leads to it. Position embeddings are a sender under "zero" alone. Refused inside a block of edits.
     """
     pair = PatchExamples.read(CALLER, model, base, source, metric, batch, how).sized(
         batch_size, of_edges=True
