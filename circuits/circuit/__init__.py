@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from circuits.circuit._value import Circuit, edges, full, nodes, read
+from circuits.circuit._circuit import Circuit, edges, full, nodes, read
 
 if TYPE_CHECKING:
     from circuits.circuit._curve import MIB_SHARES, Curve, curve, smallest

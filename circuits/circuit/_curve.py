@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from circuits.circuit._circuit import Circuit
 from circuits.circuit._component_graph import EVERYWHERE, NOWHERE, Effect, Graph, Member, Where, parse_member
 from circuits.circuit._measurement import Examples, Measurement
-from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.layout import draw
 from circuits.figures.panels import curve as lines

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from circuits.circuit._circuit import Circuit
 from circuits.circuit._measurement import Examples, Measurement, stacked
-from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, points, rows_to_series

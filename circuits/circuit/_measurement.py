@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from circuits.circuit._circuit import Circuit
 from circuits.circuit._component_graph import EVERYWHERE, Edge, Graph, Member, Where
 from circuits.circuit._intervention import CircuitEdit, cached_replacement, is_sender
-from circuits.circuit._value import Circuit
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError

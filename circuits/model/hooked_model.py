@@ -62,7 +62,7 @@ class HookedModel:
         self.n_heads: int = cfg.n_heads
         self.hooks: dict[str, nn.Module] = hooks
         self.bridged = self.family == BRIDGE
-        self._drop_unused()
+        self._drop_unusable_hooks()
         #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = "blocks.0.hook_normalized_resid_post" in hooks
         #: True if the MLP of a block reads what its attention reads; then there is no resid_mid.
@@ -105,7 +105,7 @@ class HookedModel:
         """Returns an entry of the model's config; None where it has none."""
         return getattr(self.model.cfg, name, None)
 
-    def _drop_unused(self) -> None:
+    def _drop_unusable_hooks(self) -> None:
         """Removes hook points that the model has and never calls, and those of sites that are not supported."""
         for layer in range(self.n_layers):
             if not hasattr(self.block_module(layer), "mlp"):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from circuits.circuit._circuit import Circuit
 from circuits.circuit._component_graph import Effect, Graph, Member, Where, parse_member
-from circuits.circuit._value import Circuit
 from circuits.errors import CircuitsError
 from circuits.figures.layout import GREY, draw
 from circuits.figures.panels import Series, points, rows_to_series

@@ -29,7 +29,7 @@ def t_quantile(share: float, df: int) -> float:
     return float(stdtrit(df, share))
 
 
-def z_quantile(share: float) -> float:
+def normal_quantile(share: float) -> float:
     """Returns the quantile of the normal distribution."""
     return NormalDist().inv_cdf(share)
 
@@ -97,7 +97,7 @@ def rank_correlation_interval(correlation: float, n: int) -> Interval:
     """
     if n < 4 or not abs(correlation) < 1 - 1e-9:
         return math.nan, math.nan
-    half = z_quantile(1 - ALPHA / 2) * math.sqrt((1 + correlation**2 / 2) / (n - 3))
+    half = normal_quantile(1 - ALPHA / 2) * math.sqrt((1 + correlation**2 / 2) / (n - 3))
     middle = math.atanh(correlation)
     return math.tanh(middle - half), math.tanh(middle + half)
 

@@ -380,7 +380,7 @@ def interval_over_examples(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any
     if value is None or len(several) < len(claimed.numbers):
         return {"reason": "the study has no interval of this number"}
     low, high = intervals.mean_interval_ends(several)
-    error = (high - low) / 2 / intervals.z_quantile(1 - ALPHA / 2)
+    error = (high - low) / 2 / intervals.normal_quantile(1 - ALPHA / 2)
     return estimate(
         (low, high), "over examples", two_sided(claim.holds, value, error, None) if error else None
     )

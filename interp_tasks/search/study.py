@@ -184,7 +184,7 @@ def run_trials(
         while True:
             while len(running) < jobs and (left or len(rows) < trials):
                 if not left:
-                    left.append(ask_next_trial(plan, study, rows))
+                    left.append(add_next_trial(plan, study, rows))
                     atomic_write(file, result.to_json())
                 row = left.pop(0)
                 params = {key: row[key] for key in plan.vary}
@@ -201,7 +201,7 @@ def run_trials(
                     progress(len(rows) - len(running), trials, f"trial {row['trial']}: {what}")
 
 
-def ask_next_trial(plan: Plan, study: optuna.Study, rows: list[Row]) -> Row:
+def add_next_trial(plan: Plan, study: optuna.Study, rows: list[Row]) -> Row:
     """Returns the next trial, which the rows have then."""
     number = len(rows)
     # One sampler for all trials would begin again with its first draws after an interruption.

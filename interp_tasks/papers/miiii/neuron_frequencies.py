@@ -68,7 +68,7 @@ class LayerFrequencies:
         return float(counts.double().mean()) if len(counts) else 0.0
 
 
-def layer_frequencies(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator[LayerFrequencies]:
+def frequencies_by_layer(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator[LayerFrequencies]:
     """Yields the features of each layer where the task reads: neurons, or attention to each digit (``pattern``).
 
     Args:

@@ -113,7 +113,7 @@ def neurons(
         draws: relabellings of the digits behind ``active frequencies``; see ``features.active``.
         options: seed, task, task_config, device, progress: see :class:`Options`; samples and split play no part.
     """
-    from interp_tasks.papers.miiii.neuron_frequencies import amplitudes, layer_frequencies
+    from interp_tasks.papers.miiii.neuron_frequencies import amplitudes, frequencies_by_layer
 
     check_choice("--site", site, SITES)
     check_draws(draws)
@@ -123,7 +123,7 @@ def neurons(
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         rows, ref = [], str(subject.labels["ref"])
-        for features in layer_frequencies(subject, site, draws):
+        for features in frequencies_by_layer(subject, site, draws):
             wanted = range(len(features.names)) if site == "pattern" else chosen
             shared = {"site": site, "layer": features.layer, "position": features.position, "split": "grid"}
             shared |= {"intervention": f"{site}.{features.layer}", "n": features.grid.cells}

@@ -3,8 +3,8 @@
 import pytest
 
 from circuits import circuit
+from circuits.circuit._circuit import Circuit
 from circuits.circuit._component_graph import Effect
-from circuits.circuit._value import Circuit
 
 NAMES = [
     "embed -> 0.1.q",
