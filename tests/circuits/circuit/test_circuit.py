@@ -231,7 +231,7 @@ def written(**changes):
         (written(members=[{"effect": 1.0}]), "no circuit .*'name'"),
         (written(members=[{"name": "0.1 -> mlp1"}, {"name": "L0H1 -> mlp1"}]), "is listed twice"),
         (written(members=[{"name": "0.1 -> mlp1", "efect": 1}]), "unexpected keyword argument 'efect'"),
-        (written(graph={"layers": 2}), "unexpected keyword argument 'layers'"),
+        (written(graph={"layers": 2}), "no circuit .*layers"),
         (
             written(graph={"n_layers": 1, "n_heads": 4, "key_heads": 4}),
             "no edge 0.1 -> 1.3.q: the model has 1 layer",

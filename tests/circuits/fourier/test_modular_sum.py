@@ -83,7 +83,7 @@ def test_restricted_and_excluded_are_nandas_on_the_complete_grid():
         for direction in (np.outer(cos, cos) - np.outer(sin, sin), np.outer(sin, cos) + np.outer(cos, sin)):
             unit = direction.ravel() / np.linalg.norm(direction)
             kept += np.outer(unit, unit @ logits.numpy())
-    total = ModularSum(grid(p).tolist(), (1, 1), p)
+    total = ModularSum(grid(p), (1, 1), p)
     np.testing.assert_allclose(total.restricted(logits, keys), logits.numpy().mean(0) + kept, atol=1e-12)
     np.testing.assert_allclose(total.excluded(logits, keys), logits.numpy() - kept, atol=1e-12)
 
