@@ -101,6 +101,8 @@ def parse_whole(digits: str) -> int:
 
 
 LOCK_FILE = ".lock"
+#: The kinds of files that commands write, and replace where there is one already.
+REPLACED = (".html", ".htm", ".json", ".csv", ".parquet")
 # Hidden, so that neither a glob nor the listing of checkpoints takes a half-written one for real.
 _TEMPORARY = re.compile(r"^\..*\.tmp-[0-9a-f]{32}$")
 
@@ -246,9 +248,13 @@ def check_writable_folder(folder: Path) -> None:
 
 
 def check_writable_file(path: Path) -> None:
-    """Refuses a file that could not be written or replaced; makes nothing."""
+    """Refuses a file that could not be written, and one of another kind that would be lost; makes nothing."""
     if path.is_dir():
         raise UserError(
             f"cannot write to {path}: it is a folder; name a file in it, such as {path / 'page.html'}"
+        )
+    if path.is_file() and path.suffix.lower() not in REPLACED:
+        raise UserError(
+            f"cannot write to {path}: a file that is neither page nor table is not replaced; choose another name"
         )
     check_writable_folder(path.parent)

@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, format_value
 from circuits.interventions.base import (
     ActivationEdit,
     EdgePatch,
@@ -45,9 +45,9 @@ def plan_steps(interventions: Iterable[Any], surface: HookedModel) -> Plan:
         if not isinstance(intervention, Intervention):
             is_circuit = hasattr(intervention, "keep") and hasattr(intervention, "cut")
             made = "give .keep(source) or .cut(source) of it" if is_circuit else _MADE
-            raise CircuitsError(
-                f"not an intervention: {intervention!r} ({type(intervention).__name__}); {made}"
-            )
+            if isinstance(intervention, list | tuple):
+                made = "give each by itself, as in run(model, tokens, *interventions)"
+            raise CircuitsError(f"not an intervention: {format_value(intervention)}; {made}")
         plan += intervention.plan(surface)
     if edges := [step for step in plan if isinstance(step, EdgePatch)]:
         if surface.spliced:

@@ -25,7 +25,7 @@ from circuits.patch._activations import place_of_input, place_of_node
 from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, Run, parse_steps
 from circuits.patch._screen_result import ScreenOptions, ScreenResult, parse_options, tabulate_screening
 from circuits.sweeps.metrics import PerExample, Row
-from circuits.validate import answers_former_names, parse_choice, parse_indices
+from circuits.validate import answers_former_names, index_by_text, parse_choice, parse_indices
 
 CALLER = "patch.edges"
 METHODS = ("gradient", "integrated", "gim")
@@ -152,7 +152,8 @@ def _parse_spans(spans: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[i
         raise CircuitsError(
             f'{CALLER}: spans are positions by name, {{"noun": [6, 7]}}; got {format_value(spans)}'
         )
-    read = {str(name): parse_indices(where, CALLER, f"span {name!r}") for name, where in spans.items()}
+    named = {name: () if at is None else at for name, at in index_by_text(spans, CALLER, "spans").items()}
+    read = {name: parse_indices(where, CALLER, f"span {name!r}") for name, where in named.items()}
     return {name: tuple(sorted(where or ())) for name, where in read.items()}
 
 

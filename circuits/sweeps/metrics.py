@@ -211,7 +211,7 @@ class Metric:
         with unchanged:
             try:
                 return by_name(self.function(own, *given), self.name)
-            except (IndexError, RuntimeError, ValueError) as error:
+            except (IndexError, RuntimeError, TypeError, ValueError) as error:
                 if (known := self._advice_on(error, own)) is None:
                     raise
                 raise CircuitsError(f"{quote_metric(self.name)}: {known}") from error
@@ -220,6 +220,11 @@ class Metric:
         """Says what to do about a function that cannot have gradients, or does not know which examples it is given."""
         if output.requires_grad and "numpy" in str(error):
             return "numpy has no gradient; compute it with torch"
+        if isinstance(error, TypeError):  # of the call itself, not of what the function does
+            given = (
+                "the output and batch" if self.batch is not None else "the output alone (batch= gives more)"
+            )
+            return None if getattr(error.__traceback__, "tb_next", None) else f"it is given {given}: {error}"
         if isinstance(error, CircuitsError | torch.OutOfMemoryError) or self.examples in (None, len(output)):
             return None
         return (

@@ -72,10 +72,8 @@ class SweepResult:
 
         Raises `CircuitsError` for parts that share a row, and for parts whose unedited models or settings differ.
         """
-        labels = (
-            list(index_by_text(parts, "SweepResult.concat", "models")) if isinstance(parts, Mapping) else []
-        )
-        results = list(parts.values() if isinstance(parts, Mapping) else parts)
+        labels = index_by_text(parts, "SweepResult.concat", "models") if isinstance(parts, Mapping) else {}
+        results = list(labels.values() or (parts if isinstance(parts, Iterable) else ()))
         if not results or not all(isinstance(one, SweepResult) for one in results):
             raise CircuitsError(
                 "SweepResult.concat: give results of sweep, in a list or by label of their model"
@@ -141,12 +139,14 @@ class SweepResult:
             index: what goes down: one or several columns of `frame`, or arguments they come from (`heads` for `head`).
             columns: what goes across.
             values: the column of the numbers.
-            metric: one of them; needed where there are several.
+            metric: one of them; needed where there are several and none of the columns is `metric`.
         """
-        if metric is None and len(self.metrics) > 1:
+        given = [index] if isinstance(index, str) else list(index or ())
+        if not given or not all(isinstance(name, str) for name in (*given, columns, values)):
+            raise CircuitsError("pivot: give names of columns: index, one or several, and columns")
+        if metric is None and len(self.metrics) > 1 and "metric" not in (*given, columns):
             raise CircuitsError(f"pivot: give metric=, one of {', '.join(self.metrics)}")
         rows = self.frame if metric is None else self.of_metric(metric).frame
-        given = [index] if isinstance(index, str) else list(index)
         *down, across, values = (n if n in rows else n.removesuffix("s") for n in (*given, columns, values))
         if unknown := {*down, across, values} - {*rows}:
             raise CircuitsError(f"pivot: no column {unknown.pop()!r}; there are {', '.join(map(str, rows))}")

@@ -257,7 +257,7 @@ def check_selector(selector: str, text: str) -> None:
         if every is not None and int(every) == 0:
             raise UserError(f"{text!r}: the range {selector} has steps of 0")
     elif not _STEP.match(selector) and selector not in WORDS:
-        close = difflib.get_close_matches(selector, WORDS, n=1)
+        close = difflib.get_close_matches(selector.lower(), WORDS, n=1)
         hint = f"did you mean @{close[0]}? " if close else ""
         raise UserError(f"{text!r}: no step {selector!r}: {hint}after the @ comes {GRAMMAR}")
 

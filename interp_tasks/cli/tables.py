@@ -326,7 +326,9 @@ def print_as(result: Result, format: str, metric: str | None = None, top: int | 
     rows = shown_rows(frame)
     if top is not None:
         order = rows["effect"].abs().sort_values(ascending=False, kind="stable").index
-        rows = rows.loc[order].groupby(["ref", "metric"], sort=False).head(top)
+        largest = rows.loc[order].groupby(["ref", "metric"], sort=False).head(top)
+        in_order = {ref: number for number, ref in enumerate(rows["ref"].unique())}
+        rows = largest.sort_values("ref", key=lambda refs: refs.map(in_order), kind="stable")
     columns = shown_columns(rows)
     if compares:
         if result.experiment in OF_HEADS and rows["variant"].nunique() == 1:

@@ -89,8 +89,15 @@ def parse_spans(spec: str | Mapping[str, Iterable[int]] | None) -> dict[str, tup
     """Returns positions by name, of ``noun=6,7;verb=8``; numbers are taken as they are."""
     given: Any = spec or {}
     if isinstance(spec, str):
-        given = {name.strip(): where for name, _, where in (part.partition("=") for part in spec.split(";"))}
-    return {name: check_positions(f"--spans {name}", where) for name, where in given.items()}
+        parts = [part.partition("=") for part in spec.split(";")]
+        given = {name.strip(): where for name, _, where in parts}
+        if "" in given or len(given) < len(parts):
+            raise UserError(f"--spans {spec!r}: each span has a name of its own, as in noun=6,7;verb=8")
+    spans = {name: check_positions(f"--spans {name}", where) for name, where in given.items()}
+    for name, span in spans.items():
+        if min(span, default=0) < 0:
+            raise UserError(f"--spans {name}: positions are counted from 0, got {min(span)}")
+    return spans
 
 
 def parse_positions(spec: str | int | Iterable[int]) -> str | tuple[int, ...]:

@@ -182,7 +182,7 @@ REFUSALS: list[tuple[Any, ...]] = [
         "in causal attention only",
     ),
     # Interventions.
-    (lambda m: run(m, tokens, [ablate.zero("0.1")]), "not an intervention", "[Edit("),
+    (lambda m: run(m, tokens, [ablate.zero("0.1")]), "not an intervention", "give each by itself"),
     (lambda m: edit("z", 2), "edit: fn", "function", "got 2"),
     (
         lambda m: run(m, tokens, edit("z.0", lambda z: z.sum(-1))),
@@ -302,6 +302,9 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: patch.edges(m, tokens, other, lambda x: (0 * logit(x)).sqrt()), "is not finite"),
     (lambda m: patch.edges(m, tokens, other, spans={"noun": [-1]}), "patch.edges: span"),
     (lambda m: patch.edges(m, tokens, other, spans={}), "patch.edges: span"),
+    (lambda m: patch.edges(m, tokens, other, spans={"noun": None}), "patch.edges: span 'noun'", "got ()"),
+    (lambda m: patch.edges(m, tokens, other, spans={1: 0, "1": 1}), "two spans are called '1'"),
+    (lambda m: sweep(m, tokens, ablate.zero("0.1"), lambda x, y: x), "the output alone (batch= gives more)"),
     (
         lambda m: patch.edges(build(family=BRIDGE), tokens, other, logit, method="gim"),
         "needs a HookedTransformer",

@@ -40,9 +40,14 @@ def test_a_pivot_by_what_was_asked_for(make_model, tokens):
     assert (table.index.name, table.columns.name, table.shape) == ("layer", "position", (2, 3))
     rows = found.frame[found.frame["metric"] == "kl"].set_index(["layer", "position"])
     assert table.stack().to_dict() == rows["effect"].to_dict()
+    assert {*found.pivot("variant", "metric")} == {*found.metrics}
+    for no_results in (None, found, {}):
+        with pytest.raises(CircuitsError, match="concat: give results of sweep"):
+            SweepResult.concat(no_results)
     for wrong, message in (
         (("layer", "positions"), "give metric=, one of kl, mse"),
         (("layer", "queries", "effect", "kl"), "no column 'querie'"),
+        (([], "positions", "effect", "kl"), "pivot: give names of columns"),
         (("layer", "site", "effect", "kl"), "several variants have the same layer and site"),
     ):
         with pytest.raises(CircuitsError, match=message):

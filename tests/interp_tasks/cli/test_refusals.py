@@ -78,6 +78,8 @@ QUICK = {
     "runs checkpoints --ckpt run@40": ["run"],
     "runs curve --ckpt bare": ["'bare' is a checkpoint: name its run"],
     "demo --out run": ["run: it is a folder"],
+    "demo --out tokens.npy": ["tokens.npy: a file that is neither page nor table"],
+    "heads --ckpt run@POST": ["did you mean @post?"],
     "reproduce matrix-completion --runs foreign": ["--runs foreign is not a folder"],
     "reproduce matrix": ["no paper 'matrix'"],
     "reproduce matrix-completion --rows 32": ["--rows 32: matrix-completion has rows 1 to 31"],
