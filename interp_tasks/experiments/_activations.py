@@ -134,7 +134,7 @@ def ablation(
 
 @experiment(
     "Intervene",
-    says={**EDIT, "by_class": False, "least": 0, "random": 0, "random_size": None},
+    says={**EDIT, "scale": None, "by_class": False, "least": 0, "random": 0, "random_size": None},
     judged_by_task=True,
 )
 def heads(
@@ -147,6 +147,7 @@ def heads(
     least: Annotated[int, LEAST] = 0,
     random: Annotated[int, RANDOM] = 0,
     random_size: Annotated[int | None, RANDOM_SIZE] = None,
+    scale: Annotated[int | float | None, SCALE, float | None] = None,
     **options: Unpack[Options],
 ) -> Result:
     """Ablate every head alone, each layer's heads together, all heads, and groups of your own.
@@ -165,9 +166,10 @@ def heads(
         random: beside the groups as many heads drawn at random, ``"random 5"`` for every size of a group (but that of
             all heads): so many draws from the seed, each a row with its ``draw``, after one that pools them.
         random_size: with ``random``, draws of so many heads alone.
+        scale: with the mode ``"noise"``, its standard deviation.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
     """
-    limits, named = parse_limits(mode, keys, positions), parse_groups(groups)
+    limits, named = parse_limits(mode, keys, positions, scale), parse_groups(groups)
     check_numbers(least, random, random_size, by_class=by_class, grouped=by_class or bool(named))
     found: dict[str, HeadGroups] = {}
 

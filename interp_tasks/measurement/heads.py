@@ -58,7 +58,7 @@ def parse_limits(
     noise.
     """
     check_choice("--mode", mode, MODES)
-    if (scale is None) == (mode == "noise") or not 0 < (scale or 1) < float("inf"):
+    if (scale is None) == (mode == "noise") or not 0 < (1 if scale is None else scale) < float("inf"):
         raise UserError("--mode noise and --scale, its standard deviation above 0, go together")
     if keys is not None and mode != "uniform":
         raise UserError(f"--keys goes with --mode uniform only, not with {mode}")

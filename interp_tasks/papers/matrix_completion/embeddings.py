@@ -96,6 +96,8 @@ def embeddings(
             beside = None if other is None else other.positions
             rows += arrangement.position_rows(axes, tables.positions, beside, plane, subject.seed)
             points.append(arrangement.position_points(axes, tables.positions, plane))
+        if not rows:
+            raise UserError(f"task {task.name!r} has neither tokens with values nor positions on a grid")
         return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
 
     config = {"largest": largest}

@@ -231,11 +231,8 @@ def algorithm(
         task: Any = subject.task
         assert subject.batch is not None
         batch = subject.batch.to("cpu")
-        truth, groups, by_name = (
-            batch.targets.double(),
-            task.entry_groups(batch),
-            require_declaration(task, "methods"),
-        )
+        truth, by_name = batch.targets.double(), require_declaration(task, "methods")
+        groups = require_declaration(task, "entry_groups", batch=batch)
         using = chosen(by_name, methods, "--method", task)
         for name in using:
             if (task, name) not in known:
@@ -271,7 +268,7 @@ def require_declaration(task: Task, noun: str, **given: Any) -> Mapping[str, Any
     """Returns the declaration that a task makes under a name; a UserError says that it makes none."""
     declare = getattr(task, noun, None)
     if declare is None:
-        raise UserError(f"task {task.name!r} declares no {noun}: give it a method {noun}()")
+        raise UserError(f"task {task.name!r} declares no {noun}: give it a method {noun}({', '.join(given)})")
     values: Mapping[str, Any] = declare(**given)
     return values
 
