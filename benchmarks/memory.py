@@ -36,17 +36,18 @@ def metric(output: Tensor) -> Tensor:
     return output[:, -1, 0] - output[:, -1, 1]
 
 
-def verbs(model: Any, tokens: Tensor) -> dict[str, Callable[[], Any]]:
-    """Returns a call of each verb that runs a model."""
-    source = tokens.flip(0)
-    edits = ablate.each(ablate.zero, heads("all", model))
-    return {
-        "sweep": lambda: sweep(model, tokens, edits, metric, **FEW),
-        "sweep without a metric": lambda: sweep(model, tokens, edits, **FEW),
-        "lens": lambda: lens(model, tokens, metric),
-        "attribution": lambda: patch.attribution(model, tokens, source, metric, **FEW),
-        "edges": lambda: patch.edges(model, tokens, source, metric, **FEW),
-    }
+def each_head(model: Any) -> dict[str, Any]:
+    return ablate.each(ablate.zero, heads("all", model))
+
+
+#: By name, the call of a verb on a model, tokens and a source.
+VERBS: Mapping[str, Callable[[Any, Tensor, Tensor], Any]] = {
+    "sweep": lambda model, tokens, _: sweep(model, tokens, each_head(model), metric, **FEW),
+    "sweep without a metric": lambda model, tokens, _: sweep(model, tokens, each_head(model), **FEW),
+    "lens": lambda model, tokens, _: lens(model, tokens, metric),
+    "attribution": lambda model, tokens, source: patch.attribution(model, tokens, source, metric, **FEW),
+    "edges": lambda model, tokens, source: patch.edges(model, tokens, source, metric, **FEW),
+}
 
 
 def peak() -> float:
@@ -68,7 +69,7 @@ def measure(shape: str, verb: str) -> None:
     with torch.no_grad():
         model(tokens[:1])
     before = peak()
-    verbs(model, tokens)[verb]()
+    VERBS[verb](model, tokens, tokens.flip(0))
     print(f"{shape:15} {examples} x {length}, {words} words: {verb:22} {peak() - before:6.2f} GB", flush=True)
 
 
@@ -77,15 +78,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=list(SHAPES))
-    parser.add_argument("--verb")
+    parser.add_argument("--verb", choices=list(VERBS))
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.here:
         measure(given.only, given.verb)
         return
-    names = ["sweep", "sweep without a metric", "lens", "attribution", "edges"]
     for shape in [given.only] if given.only else SHAPES:
-        for verb in [given.verb] if given.verb else names:
+        for verb in [given.verb] if given.verb else VERBS:
             subprocess.run([sys.executable, __file__, "--here", "--only", shape, "--verb", verb], check=True)
 
 

@@ -103,7 +103,7 @@ RELEASE = {
             for kind in ("bi", "post")
         ),
     ),
-    "interp_tasks/checkpoints/test_run_folder_killed": ("killed_at_every_disk_operation",),
+    "interp_tasks/checkpoints/test_run_writer_killed": ("killed_at_every_disk_operation",),
     "interp_tasks/cli/test_every_command": tuple(
         # What takes more than a second, and is run for its JSON too.
         f"tables_fit_80_columns_and_have_no_colour_in_a_pipe[{command}"

@@ -1,4 +1,4 @@
-"""Numbers of some 300 calls on small random models, kept while the code beneath them is rewritten.
+"""Numbers of some 600 calls on small random models, kept while the code beneath them is rewritten.
 
     python tests/recorded_calls.py --write     # before the first change
     python tests/recorded_calls.py             # after each: says which calls give other numbers

@@ -36,11 +36,11 @@ class State:
     originals: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     # Replaced values of each open block, in the order of entry.
     replacing: list[dict[nn.Parameter, Tensor]] = field(default_factory=list)
-    # The stamp of each parameter after our last write to it; None while we write.
+    # The stamp of each parameter after our last write to it.
     written: dict[nn.Parameter, tuple[int, int]] = field(default_factory=dict)
     # Autoencoders in the model, by the hook of their site.
     splices: dict[str, Any] = field(default_factory=dict)
-    # Hooks and functions that get activations after all edits (`record.kept_last`), and their handles.
+    # Hooks and functions that get activations after all edits (`kept_last`), and their handles.
     last: list[tuple[str, Any]] = field(default_factory=list)
     last_handles: list[Any] = field(default_factory=list)
     # What takes off what is on the model, by its owner; an interrupted block may leave some.

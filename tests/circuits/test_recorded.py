@@ -1,4 +1,4 @@
-"""The numbers of two hundred calls on small random models, as they were before the code beneath them was rewritten."""
+"""Numbers, descriptions and pictures of calls on small random models, as they were when they were recorded."""
 
 import json
 import warnings
