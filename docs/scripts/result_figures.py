@@ -1,8 +1,10 @@
-"""docs/images/*.svg: training curves that the pages of results show, drawn from the logs that ship.
+"""docs/images/*.svg: figures of the pages of results, drawn from the logs that ship or from a page's own table.
 
 Run it as `python -P docs/scripts/result_figures.py [NAME ...]`. Needs kaleido and a Chrome or Chromium.
 """
 
+import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -123,7 +125,37 @@ def primes_in_order() -> Any:
     )
 
 
+def copying_needs_attention() -> Any:
+    """Returns the page's errors at copying under uniform attention, over the width of the initial weights."""
+    page = (Path(__file__).parents[1] / "results" / "beyond-the-papers.md").read_text(encoding="utf-8")
+    row = re.compile(
+        r"^\| (pre|post) \| N.*? \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \[([\d.]+), ([\d.]+)\]", re.MULTILINE
+    )
+    figure = go.Figure()
+    for at, norm in enumerate(("pre", "post")):
+        width, error, low, high = zip(
+            *([float(x) for x in found[1:]] for found in row.findall(page) if found[0] == norm), strict=True
+        )
+        colour, symbol = series_style(at)
+        ends = {"array": [b - a for a, b in zip(error, high, strict=True)], "symmetric": False}
+        ends |= {"arrayminus": [a - b for a, b in zip(error, low, strict=True)], "thickness": 1.5}
+        # Side by side: both forms were trained from the same three widths.
+        x = [one * 1.03 ** (2 * at - 1) for one in width]
+        look = {"color": colour, "symbol": symbol, "size": 10}
+        figure.add_scatter(x=x, y=error, error_y=ends, mode="markers", marker=look, name=f"{norm}-norm")
+    figure.add_hline(0.05, line={"dash": "dash", "color": INK, "width": 1})
+    figure.add_annotation(
+        text="bound: 0.05", x=0.02, xref="paper", y=math.log10(0.05), yshift=9, showarrow=False
+    )
+    laid_out(figure, "error at observed entries,<br>of the variance (log scale)")
+    figure.update_yaxes(type="log", tickvals=[0.001, 0.01, 0.1, 1], range=[-3.3, 0])
+    return figure.update_xaxes(
+        type="log", tickvals=[0.11, 0.57, 1.13], title={"text": "std of the initial weights × √d (log scale)"}
+    )
+
+
 PICTURES = {
+    "copying-needs-attention": copying_needs_attention,
     "primes-in-order": primes_in_order,
     "plateau-and-fall": plateau_and_fall,
     "grokking-seeds": grokking_seeds,
