@@ -139,8 +139,9 @@ class Spectrum:
         if not keys and len(self.grid.axes) == 2:
             down, across = (f"frequency in {name} (cycles per {n})" for name, n in self.grid.axes.items())
             shares, unit = 100 * self.total().share.cpu().numpy(), "share of variance (%)"
-            panel = heat(shares, unit=unit, down=down, across=across, numbers=False, row=12)
-            subtitle = "Products of waves of two coordinates; all features together."
+            row = max(12, 250 // len(shares))  # no lower than the title of its axis is long
+            panel = heat(shares, unit=unit, down=down, across=across, numbers=False, row=row)
+            subtitle = "Products of Fourier components of two coordinates; all features together."
             return draw([panel], title or "Spectrum", subtitle)
         sizes = {*self.grid.sizes}
         unit = f"frequency (cycles per {sizes.pop()})" if len(sizes) == 1 else "frequency"
