@@ -29,15 +29,6 @@ _SAME = 1e-9
 Draw = Callable[[np.random.Generator, int, int], np.ndarray]
 
 
-@dataclass(frozen=True)
-class Resampling:
-    """The random draws of a table; they depend only on the seed and the number of examples."""
-
-    seed: int
-    draws: int = 1
-    flips: int = 1
-
-
 def _blocks(seed: int, draw: Draw, stream: int, count: int, examples: int, step: int) -> Iterator[np.ndarray]:
     """Yields blocks [example draw] from one generator; neither their size nor caching changes a number."""
     step = max(1, step)
@@ -95,7 +86,7 @@ def summarise(
 
     Intervals are percentile bootstrap over examples. One resample serves all series, so that effects and
     ratios are paired; a resample that holds no entry at all (ΣC = 0) is left out. With fewer than two examples there
-    is no interval, nor of a ratio whose denominator may be 0 (`is_endless`).
+    is no interval, nor of a ratio whose denominator may be 0.
     """
     value = ratio(sums.sum(-1), counts.sum(-1))
     resampled = bootstrap(sums, counts, seed, draws)
@@ -103,7 +94,10 @@ def summarise(
     # All at once, as a call takes longer than its work where there are few series.
     bounds = interval(np.concatenate(paired, axis=-1), level)
     (low, effect_low, share_low), (high, effect_high, share_high) = (np.split(bound, 3) for bound in bounds)
-    endless = ratio_is_unbounded((low[:1], high[:1]), (share_low, share_high))
+    # Where the denominator may be 0 no interval of the ratio has both ends (Fieller 1954), and percentiles of resamples
+    # cover it far less often than they say; but a ratio that is the same in all resamples is known.
+    known = share_high - share_low <= _SAME * np.abs(share_high)
+    endless = (low[:1] <= 0) & (high[:1] >= 0) & ~known
     share_low, share_high = (np.where(endless, np.nan, bound) for bound in (share_low, share_high))
     if sums.shape[-1] < 2:
         low, high, effect_low, effect_high, share_low, share_high = (
@@ -125,20 +119,6 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     return np.divide(
         numerator, denominator, out=np.full_like(numerator, np.nan, dtype=float), where=denominator != 0
     )
-
-
-Bounds = tuple[np.ndarray, np.ndarray]
-
-
-def ratio_is_unbounded(denominator: Bounds, share: Bounds) -> np.ndarray:
-    """Tells which ratios may be of any size, given the intervals of denominators and of ratios.
-
-    Where the denominator may be 0 no interval of the ratio has both ends (Fieller 1954), and percentiles of resamples
-    cover it far less often than they say; but where a ratio is the same in all resamples it is known.
-    """
-    (below, above), (low, high) = denominator, share
-    may_be_zero: np.ndarray = (below <= 0) & (above >= 0)
-    return may_be_zero & ~(high - low <= _SAME * np.abs(high))
 
 
 def flips_are_all(examples: int, flips: int) -> bool:

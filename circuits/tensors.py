@@ -17,26 +17,30 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 
 
-class _Copy:
-    """A copy of a tensor's values, which live snapshots of the tensor share as long as it has not changed.
+class Snapshot:
+    """A private copy of a tensor: equal to another when shape, dtype and sha256 of the bytes are equal.
 
-    Without sharing, a grid of patches from one cache would copy the cache once per row.
+    Live snapshots of one tensor are one object as long as it has not changed. Without that, a grid of patches from one
+    cache would copy the cache once per row.
     """
 
-    _latest: ClassVar[WeakValueDictionary[tuple[Any, ...], _Copy]] = WeakValueDictionary()
+    tensor: Tensor
+    shape: tuple[int, ...]
+    _latest: ClassVar[WeakValueDictionary[tuple[Any, ...], Snapshot]] = WeakValueDictionary()
 
-    def __init__(self, tensor: Tensor) -> None:
-        with torch.inference_mode(False):
-            # In the order of its entries, as some models take no transpose.
-            self.tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Copy:
+    def __new__(cls, tensor: Tensor) -> Snapshot:
         key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        copy = cls._latest.get(key)
-        if copy is None or not copy.holds(tensor):
-            copy = cls._latest[key] = cls(tensor)
-        return copy
+        found = cls._latest.get(key)
+        if found is None or not found.holds(tensor):
+            found = cls._latest[key] = super().__new__(cls)
+            with torch.inference_mode(False):
+                # In the order of its entries, as some models take no transpose.
+                found.tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
+            found.shape = tuple(found.tensor.shape)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Snapshot, (self.tensor,)
 
     def holds(self, tensor: Tensor) -> bool:
         """Tells whether the copy equals the tensor bit for bit."""
@@ -49,19 +53,6 @@ class _Copy:
     def sha256(self) -> str:
         raw = self.tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
         return hashlib.sha256(raw.numpy().tobytes()).hexdigest()
-
-
-class Snapshot:
-    """A private copy of a tensor: equal to another when shape, dtype and sha256 of the bytes are equal."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._copy = _Copy.of(tensor)
-        self.tensor = self._copy.tensor
-        self.shape = tuple(self.tensor.shape)
-
-    @property
-    def sha256(self) -> str:
-        return self._copy.sha256
 
     def describe(self) -> dict[str, Any]:
         dtype = str(self.tensor.dtype).removeprefix("torch.")
@@ -223,14 +214,6 @@ def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions 
             f"{label}: positions are integers or a boolean mask [batch pos], got {given!r}"
         ) from error
     return parsed if repeats else tuple(dict.fromkeys(parsed))
-
-
-def largest(x: Tensor, *dim: int) -> Tensor:
-    """Returns the size of the largest entry, of all or along a dimension; NaN where there is one.
-
-    Two passes that only read: the absolute values of a large tensor cost more, as memory for them must be found.
-    """
-    return torch.maximum(x.amax(dim), -x.amin(dim))
 
 
 def is_bool(number: Any) -> bool:

@@ -92,7 +92,7 @@ class Examples:
         wanted = {hook: Reference(self.source, hook, Site(hook).kind, MeanOverExamples()) for hook in hooks}
         passes = CleanPassResults(self.surface, size * self.base.shape[1])
         passes.fetch(wanted.values())
-        return {hook: passes[one] for hook, one in wanted.items()}
+        return {hook: passes.results[one] for hook, one in wanted.items()}
 
     def checked(self, output: Any) -> Tensor:
         """Returns the output of the model; refuses one that no metric can read."""

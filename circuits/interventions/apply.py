@@ -101,7 +101,7 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
     writes = [step for step in plan if isinstance(step, ActivationEdit)]
     weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
     edges = [step for step in plan if isinstance(step, EdgePatch)]
-    call = EditedRuns(surface, references, get_edit_state(surface.model), writes, edges)
+    call = EditedRuns(surface, references.results, get_edit_state(surface.model), writes, edges)
     fired: set[int] = set()
     with ExitStack() as stack:
         if plan:
@@ -155,7 +155,7 @@ def _explain_unused_edit(surface: HookedModel, place: ActivationEdit | Receiver,
 
 def _read(call: EditedRuns, write: ActivationEdit, name: str, activation: Tensor) -> None:
     if not call.state.suspended:
-        call.reads(write)[name] = activation.detach()
+        call.run.reads[id(write), name] = activation.detach()
 
 
 class Activations(Mapping[str, Tensor]):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.decode_steps import WHOLE, DecodeStep
+from circuits.model.edit_state import State
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import SiteKind
@@ -27,14 +28,20 @@ class ModelRun:
     """One run of the model: its arguments by name, its inputs, and what was computed in it.
 
     Attributes:
+        references: the results of the clean passes that edits need.
+        state: of the model: which rows of the whole batch run.
+        causal: whether queries see no keys behind them.
         tokens: the model's inputs; None where only a part of it is called.
-        reads: by edit (its id), the activations that it has read elsewhere.
+        reads: the activations that an edit (its id) has read elsewhere, by their name there.
     """
 
+    references: Mapping[Reference, Tensor]
+    state: State
+    causal: bool
     given: Mapping[str, Any] = field(default_factory=dict)
     tokens: Tensor | None = None
     decode_step: DecodeStep = WHOLE
-    reads: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    reads: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     known: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
@@ -52,9 +59,6 @@ class HookContext:
     selected: Tensor  # boolean, broadcasts to the activation; true where it will be replaced
     references: Mapping[str, Tensor]
     run: ModelRun
-    rows: slice | Tensor | None  # rows of the whole batch in this call; None: all of them
-    total: int | None
-    causal: bool = True  # whether queries see no keys behind them
 
     @property
     def decode_step(self) -> DecodeStep:
@@ -74,9 +78,10 @@ class HookContext:
 
     def number(self, row: int) -> int:
         """Returns the number in the whole batch of a row of this call."""
-        if self.rows is None:
+        rows = self.run.state.rows
+        if rows is None:
             return row
-        return row + (self.rows.start or 0) if isinstance(self.rows, slice) else int(self.rows[row])
+        return row + (rows.start or 0) if isinstance(rows, slice) else int(rows[row])
 
     def reference(self, name: str, current: Tensor) -> Tensor:
         """Returns the result of a clean pass, on the device and in the dtype of the activation."""
@@ -84,12 +89,13 @@ class HookContext:
 
     def per_example(self, whole: Tensor, size: int, what: str) -> Tensor:
         """Returns the rows of a whole-batch tensor that belong to this call."""
-        if whole.shape[0] != (self.total if self.total is not None else size):
+        state = self.run.state
+        total = size if state.total is None else state.total
+        if whole.shape[0] != total:
             raise CircuitsError(
-                f"{self.write.label}: {what} has a batch of {whole.shape[0]}, the run a batch of "
-                f"{self.total if self.total is not None else size}"
+                f"{self.write.label}: {what} has a batch of {whole.shape[0]}, the run a batch of {total}"
             )
-        return whole if self.rows is None else whole[self.rows]
+        return whole if state.rows is None else whole[state.rows]
 
 
 class Reduction(ABC):
@@ -171,7 +177,7 @@ class Replacement(ABC):
         return self
 
     def reads(self, write: ActivationEdit) -> dict[str, str]:
-        """Returns the other hooks of the same pass whose activations it needs: name in `ModelRun.reads` -> hook."""
+        """Returns the other hooks of the same pass whose activations it needs, by their name in `ModelRun.reads`."""
         return {}
 
     #: Whether it does what it says in runs that go on from earlier ones, with a key-value cache too.
@@ -212,6 +218,8 @@ class ActivationEdit:
                 along = torch.zeros(current.shape[axis], dtype=torch.bool, device=current.device)
                 along[list(chosen)] = True
                 mask = mask & broadcast_mask(along, axis, current.ndim)
+        if self.positions is None and decode_step.real is None:
+            return mask
         axis, batch = self.kind.query_axis, current.shape[0] if total is None else total
         here = decode_step.selected(self.positions, current.shape[axis], self.label, rows, batch)
         here = here.to(current.device)

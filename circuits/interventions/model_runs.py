@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -81,40 +81,38 @@ def call_padding_mask(
 TOKENS_PER_PASS = 65536
 
 
+@dataclass
 class CleanPassResults:
     """The results of clean passes, each distinct reference run once."""
 
-    def __init__(self, surface: HookedModel, tokens_per_pass: int | None = None) -> None:
-        self._surface, self._tokens_per_pass = surface, tokens_per_pass or TOKENS_PER_PASS
-        self._results: dict[Reference, Tensor] = {}
-
-    def __getitem__(self, reference: Reference) -> Tensor:
-        return self._results[reference]
+    surface: HookedModel
+    tokens_per_pass: int = TOKENS_PER_PASS
+    results: dict[Reference, Tensor] = field(default_factory=dict)
 
     def fetch(self, wanted: Iterable[Reference]) -> None:
         """Runs the passes that are missing, one per distinct pair of prompts and edits."""
-        missing = [reference for reference in dict.fromkeys(wanted) if reference not in self._results]
+        missing = [reference for reference in dict.fromkeys(wanted) if reference not in self.results]
         for prompts, before in dict.fromkeys((each.prompts, each.before) for each in missing):
             edit, layer = before or (None, 0)
-            steps = () if edit is None else edit.plan(self._surface)
+            steps = () if edit is None else edit.plan(self.surface)
             writes = [step for step in steps if step.layer is not None and step.layer < layer]
             self.fetch(one for write in writes for one in write.replacement.references(write).values())
             together = [each for each in missing if (each.prompts, each.before) == (prompts, before)]
-            if left := [each for each in together if each not in self._results]:
+            if left := [each for each in together if each not in self.results]:
                 self._run(prompts, writes, left)
 
     def _run(self, prompts: Prompts, writes: Sequence[ActivationEdit], wanted: list[Reference]) -> None:
         """Runs prompts, clean or under edits, a chunk at a time; keeps the activations or sums that are wanted."""
-        surface = self._surface
+        surface = self.surface
         surface.check_prompts(prompts, "reference or source tokens")
-        step = max(1, self._tokens_per_pass // max(1, prompts.tokens[0].numel()))
+        step = max(1, self.tokens_per_pass // max(1, prompts.tokens[0].numel()))
         found: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
         with suspended(surface.model), hold_eval_mode(surface.model), torch.no_grad():
             for start in range(0, len(prompts), step):
                 chunk = prompts[start : start + step]
                 # A state of its own, so that the edits of the blocks around this pass do nothing.
                 state = State(rows=slice(start, start + len(chunk)), total=len(prompts))
-                call = EditedRuns(surface, self, state)
+                call = EditedRuns(surface, self.results, state)
                 if prompts.padded:
                     call.run.decode_step = DecodeStep(real=chunk.real.to(surface.device))
                 edited = [(write.hook, make_edit_hook(write, call)) for write in writes]
@@ -138,7 +136,7 @@ class CleanPassResults:
         for one, kept in found.items():
             whole = kept[0] if one.reduction is not None else torch.cat(kept)
             kept.clear()
-            self._results[one] = (
+            self.results[one] = (
                 whole if one.reduction is None else one.reduction.finish(whole, prompts, one.kind)
             )
 
@@ -151,14 +149,14 @@ class EditedRuns:
     """
 
     surface: HookedModel
-    references: CleanPassResults
+    references: Mapping[Reference, Tensor]
     state: State
     writes: Sequence[ActivationEdit] = ()
     edges: Sequence[EdgePatch] = ()
     #: The number of runs so far.
     count: int = 0
     # The first one stands for a part of the model that was called alone.
-    runs: list[ModelRun] = field(default_factory=lambda: [ModelRun()])
+    runs: list[ModelRun] = field(default_factory=list)
     generation: GenerationState = field(default_factory=GenerationState)
     #: The edits, by id, that some run passed without a position of theirs.
     missed: set[int] = field(default_factory=set)
@@ -166,6 +164,9 @@ class EditedRuns:
     reached: set[int] = field(default_factory=set)
     #: The hooks at which something was received.
     received: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.runs.append(ModelRun(self.references, self.state, self.surface.causal))
 
     @property
     def run(self) -> ModelRun:
@@ -180,7 +181,8 @@ class EditedRuns:
         """Starts a run of the model on these inputs, and checks that the edits can act in it."""
         if self.state.suspended:
             return
-        self.runs.append(ModelRun(kwargs))  # First: `end` follows whatever is raised here.
+        # First: `end` follows whatever is raised here.
+        self.runs.append(replace(self.runs[0], given=kwargs, reads={}, known={}))
         tokens = self.run.tokens = self.surface.tokens_of(args, kwargs)
         real = call_padding_mask(self.surface, kwargs, tokens)
         self.run.decode_step = DecodeStep(real=real)
@@ -211,10 +213,6 @@ class EditedRuns:
         if self.whole and not self.state.suspended:
             self.runs.pop()
 
-    def reads(self, write: ActivationEdit) -> dict[str, Tensor]:
-        """Returns the activations, by name, that the edit has read elsewhere in the current run."""
-        return self.run.reads.setdefault(id(write), {})
-
 
 def make_edit_hook(
     write: ActivationEdit, call: EditedRuns, fired: Callable[[], None] | None = None
@@ -233,7 +231,7 @@ def make_edit_hook(
                 f"{write.label}: {call.surface.family}.generate embeds outside of the forward pass, where positions "
                 "are unknown; edit resid_pre.0"
             )
-        new, selected = replacement_for(write, call, current)
+        new, selected = replacement_for(write, call.run, call.surface, current)
         # While the model generates, positions that are named may come in a later run, as a stretch may in any longer.
         late = call.run.decode_step.open or (isinstance(write.positions, Span) and call.state.rows is None)
         if late and not bool(selected.any()):
@@ -245,12 +243,13 @@ def make_edit_hook(
     return replaced
 
 
-def replacement_for(write: ActivationEdit, call: EditedRuns, current: Tensor) -> tuple[Tensor, Tensor]:
+def replacement_for(
+    write: ActivationEdit, run: ModelRun, surface: HookedModel, current: Tensor
+) -> tuple[Tensor, Tensor]:
     """Returns the replacement of an activation and the boolean mask of replaced entries; both broadcast to it."""
-    state, run, surface = call.state, call.run, call.surface
-    selected = write.selected(current, state.rows, state.total, run.decode_step)
-    found = {name: call.references[one] for name, one in write.replacement.references(write).items()}
-    context = HookContext(write, selected, found, run, state.rows, state.total, surface.causal)
+    selected = write.selected(current, run.state.rows, run.state.total, run.decode_step)
+    found = {name: run.references[one] for name, one in write.replacement.references(write).items()}
+    context = HookContext(write, selected, found, run)
     if not isinstance(write.replacement, Computed):
         return write.replacement.value(current, context), selected
     with assert_weights_unchanged(surface.model, f"{write.label}, the function"):

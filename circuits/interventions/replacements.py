@@ -117,7 +117,7 @@ class Mean(_FromPrompts):
                 f"{label}: the reference has prompts of up to {int(longest)} tokens, the run one of "
                 f"{int(lengths.max())}; there is no mean at its last positions"
             )
-        if "key" in kind.axes and len({*lengths.tolist(), *known.tolist()}) > 1 and not context.causal:
+        if "key" in kind.axes and len({*lengths.tolist(), *known.tolist()}) > 1 and not context.run.causal:
             raise CircuitsError(
                 f"{label}: queries of prompts of unequal length see different keys; give prompts of one length"
             )
@@ -165,7 +165,7 @@ class Noise(Replacement):
         if context.mask is not None:
             raise CircuitsError(f"{label}: noise is drawn by position; give prompts of one length")
         # Of the whole batch, then cut to the rows of this call: the same whatever the batch size.
-        total = len(current) if context.total is None else context.total
+        total = len(current) if context.run.state.total is None else context.run.state.total
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {context.write.hook}".encode()))
         drawn = torch.randn(total, *current.shape[1:], generator=generator, dtype=torch.float64)
         return current + cast_to_dtype_of(
@@ -276,7 +276,7 @@ class Uniform(Replacement):
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns patterns that spread each query evenly over the chosen keys that it may see."""
         label = context.write.label
-        scores = context.run.reads.get(id(context.write), {}).pop("scores", None)
+        scores = context.run.reads.pop((id(context.write), "scores"), None)
         if scores is None:
             raise CircuitsError(f"{label}: no attention scores were seen, so the visible keys are unknown")
         chosen = may_see = visible(scores)

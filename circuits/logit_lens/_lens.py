@@ -28,7 +28,7 @@ from circuits.model.prompts import Prompts, gather_columns
 from circuits.model.sites import Site
 from circuits.model.types import BatchLike, Figure, MetricLike, PositionsLike, TokensLike
 from circuits.statistics import LEVEL, summarise
-from circuits.sweeps.metrics import Metric, is_pair, parse_metric_values, quote_metric
+from circuits.sweeps.metrics import Metric, is_pair, quote_metric
 from circuits.tables import short_table
 from circuits.tensors import Snapshot, columns_of, parse_positions, select_positions
 
@@ -188,10 +188,9 @@ def _compute_metric_gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Te
         values = metric.values(leaf, output)
         if len(values) > 1:
             raise CircuitsError(f"lens: one metric at a time; this one gives {', '.join(values)}")
-        ((name, (total, count)),) = parse_metric_values(
-            values, metric.name, len(output), "lens", metric.advice
-        ).items()
-        value = values[name][0] if is_pair(values[name]) else values[name]
+        ((name, value),) = values.items()
+        total, count = metric.parse(value, name, len(output), "lens")
+        value = value[0] if is_pair(value) else value
         if not isinstance(value, Tensor) or not value.requires_grad:
             raise CircuitsError(
                 f"lens: {quote_metric(name)} has no gradient; compute it with torch, without detach or argmax"

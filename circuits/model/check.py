@@ -215,7 +215,7 @@ def _plain_hooks(
         with _PlainSoftmaxHook(layer or 0, function, before=site == "scores"):
             yield
         return
-    block: Any = surface.model if layer is None else surface.block_module(layer)
+    block: Any = surface.model if layer is None else surface.block_modules[layer]
     streams: list[Tensor] = []
 
     def change(added: Tensor) -> Tensor:

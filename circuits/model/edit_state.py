@@ -113,7 +113,8 @@ def hold_model_exclusively(model: nn.Module) -> Iterator[None]:
             state.ended = True
             for undo in reversed([*state.undo.values()]):
                 undo()
-            state.write_parameters(state.originals)
+            if state.originals:
+                state.write_parameters(state.originals)
 
 
 @contextmanager

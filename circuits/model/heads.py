@@ -100,10 +100,7 @@ class HeadSpec:
 
     def resolve(self, surface: HookedModel) -> tuple[AnyHead, ...]:
         """Returns the heads in `surface`; raises an error that repeats the spec if one of them does not exist there."""
-        every = tuple(Head(x, y) for x in range(surface.n_layers) for y in range(surface.n_heads))
-        if self.heads is None:
-            return every
-        for one in self.heads:
+        for one in self.heads or ():
             is_group = isinstance(one, KeyValueGroup)
             if is_group and surface.key_value_heads == surface.n_heads:
                 raise CircuitsError(
@@ -117,8 +114,11 @@ class HeadSpec:
                     f"heads {self.text}: no {what} {one}: the model has "
                     f"layers 0-{surface.n_layers - 1} and {what}s 0-{count - 1}"
                 )
-        if not self.others:
+        if self.heads is not None and not self.others:
             return self.heads
+        every = tuple(Head(x, y) for x in range(surface.n_layers) for y in range(surface.n_heads))
+        if self.heads is None:
+            return every
         if rest := tuple(head for head in every if head not in self.heads):
             return rest
         raise CircuitsError(f"heads {self.text}: these are all heads of the model, so there are no others")
@@ -127,13 +127,14 @@ class HeadSpec:
         """Returns what the spec names on the head axis of a site, which under grouped-query attention is key-value
         groups at k and v, and heads elsewhere; raises an error that names the other where a spec has the wrong one.
         """
-        resolved, groups = self.resolve(surface), surface.has_groups(kind)
+        groups = surface.has_groups(kind)
         if self.heads is None:
             return tuple(
                 make_head_at_index(kind, layer, index, surface)
                 for layer in range(surface.n_layers)
                 for index in range(surface.head_count(kind))
             )
+        resolved = self.resolve(surface)
         for one in resolved:
             if isinstance(one, Head) and groups:
                 shared = group_of(one, surface)

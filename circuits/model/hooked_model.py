@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.bridge import BRIDGE, Bridge, HuggingFaceBridge, make_bridge
+from circuits.model.bridge import BRIDGE, HuggingFaceBridge, make_bridge
 from circuits.model.edit_state import get_edit_state
 from circuits.model.hooks import (
     Function,
@@ -34,7 +34,6 @@ from circuits.model.supported import (
     FAMILIES,
     NORMS_AFTER_ONLY,
     check_not_compiled,
-    is_parallel,
     is_unchecked,
     served_sites,
     untested_setting,
@@ -61,12 +60,17 @@ class HookedModel:
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
         self.hooks: dict[str, nn.Module] = hooks
+        #: What the model calls, layer by layer.
+        self.block_modules: list[nn.Module] = list(model.get_submodule("blocks").children())
         self.bridged = self.family == BRIDGE
         self._drop_unusable_hooks()
         #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = "blocks.0.hook_normalized_resid_post" in hooks
         #: True if the MLP of a block reads what its attention reads; then there is no resid_mid.
-        self.parallel: bool = is_parallel(hooks, self.n_layers)
+        self.parallel: bool = any(
+            f"blocks.{layer}.mlp.hook_pre" in hooks and f"blocks.{layer}.hook_resid_mid" not in hooks
+            for layer in range(self.n_layers)
+        )
         #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
         self.norms_after_only: bool = (
             not self.bridged and self._setting("original_architecture") in NORMS_AFTER_ONLY
@@ -107,8 +111,8 @@ class HookedModel:
 
     def _drop_unusable_hooks(self) -> None:
         """Removes hook points that the model has and never calls, and those of sites that are not supported."""
-        for layer in range(self.n_layers):
-            if not hasattr(self.block_module(layer), "mlp"):
+        for layer, block in enumerate(self.block_modules):
+            if not hasattr(block, "mlp"):
                 self.hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
         if self._setting("positional_embedding_type") == "alibi":
             self.hooks.pop("hook_pos_embed", None)
@@ -149,7 +153,8 @@ class HookedModel:
 
     def has_groups(self, kind: SiteKind) -> bool:
         """Tells whether the head axis of a site holds key-value groups, that several heads share."""
-        return kind.head_axis is not None and self.head_count(kind) != self.n_heads
+        grouped = kind.head_axis is not None and kind.whole in GROUPED
+        return grouped and self.key_value_heads != self.n_heads
 
     def head_count(self, kind: SiteKind) -> int:
         """Returns the size of the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
@@ -177,7 +182,7 @@ class HookedModel:
             return None
         if layer is None:
             return "ln_embed" if hasattr(self.model, "ln_embed") else None
-        first = site == "resid_mid" or not hasattr(self.model.get_submodule(f"blocks.{layer}"), "mlp")
+        first = site == "resid_mid" or not hasattr(self.block_modules[layer], "mlp")
         return f"blocks.{layer}.{'ln1' if first else 'ln2'}"
 
     def sublayer_norm(self, site: str, layer: int) -> str | None:
@@ -186,18 +191,11 @@ class HookedModel:
         """
         norm = "ln1" if site == "attn_out" else "ln2"
         norm = norm if self.norms_after_only else f"{norm}_post"
-        block = self.model.get_submodule(f"blocks.{layer}")
-        return f"blocks.{layer}.{norm}" if hasattr(block, norm) else None
+        return f"blocks.{layer}.{norm}" if hasattr(self.block_modules[layer], norm) else None
 
     def block(self, layer: int) -> Any:
         """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
-        return (
-            self.model.get_submodule(f"blocks.{layer}") if self._bridge is None else self._bridge.block(layer)
-        )
-
-    def block_module(self, layer: int) -> nn.Module:
-        """Returns the module that the model calls for a block."""
-        return self.model.get_submodule(f"blocks.{layer}")
+        return self.block_modules[layer] if self._bridge is None else self._bridge.block(layer)
 
     def is_input_first(self, path: str) -> bool:
         """Tells whether the weight of a linear map of a bridge is [in out], as in GPT-2, and not [out in]."""
@@ -309,34 +307,32 @@ class HookedModel:
         Functions at one hook are called in the order in which they were added, each with the activation that the one
         before left. `remove()` of the handle removes all traces of the function.
         """
-        revocable, bridge = Revocable(function, self.model), self._bridge_at(hook)
-        return revocable.holding(
-            on_hook_point(self.hooks[hook], revocable)
-            if bridge is None
-            else bridge.on_forward(hook, revocable)
-        )
+        revocable, bridge = Revocable(function, self.model), None if hook in self.spliced else self._bridge
+        if bridge is None:
+            revocable.handles = (on_hook_point(self.hooks[hook], revocable),)
+        else:
+            revocable.handles = (bridge.on_forward(hook, revocable),)
+        return revocable
 
     def before(self, hook: str, function: Function) -> Handle:
         """Calls `function` with the input of the hook point, before any other hook there; its return value, unless
         None, replaces the input.
         """
-        revocable, bridge = Revocable(function, self.model), self._bridge_at(hook)
-        return revocable.holding(
-            before_module(self.hooks[hook], revocable) if bridge is None else bridge.before(hook, revocable)
-        )
+        revocable, bridge = Revocable(function, self.model), None if hook in self.spliced else self._bridge
+        if bridge is None:
+            revocable.handles = (before_module(self.hooks[hook], revocable),)
+        else:
+            revocable.handles = (bridge.before(hook, revocable),)
+        return revocable
 
     def through(self, hook: str, activation: Tensor) -> Tensor:
         """Returns an activation after all hooks at a hook point; the same object where nothing changes it.
 
         The activation itself is not written to, as hooks may work in place and the run will reach them again.
         """
-        bridge = self._bridge_at(hook)
-        return (
-            run_module(self.hooks[hook], activation) if bridge is None else bridge.through(hook, activation)
-        )
-
-    def _bridge_at(self, hook: str) -> Bridge | None:
-        return None if hook in self.spliced else self._bridge
+        if self._bridge is None or hook in self.spliced:
+            return run_module(self.hooks[hook], activation)
+        return self._bridge.through(hook, activation)
 
     def before_mlp(self, layer: int, function: Function) -> Handle:
         """Calls `function` with the residual stream that the MLP of a layer reads; its return value is what the MLP
@@ -345,9 +341,9 @@ class HookedModel:
         revocable = Revocable(function, self.model)
         if self._bridge is not None and not self.parallel:
             # The hook point of ln2 feeds only the MLP; the function runs after all hooks that are there now.
-            return revocable.holding(
-                on_hook_point(self.hooks[KINDS["resid_mid"].hook.format(layer)], revocable)
-            )
+            point = self.hooks[KINDS["resid_mid"].hook.format(layer)]
+            revocable.handles = (on_hook_point(point, revocable),)
+            return revocable
         block: Any = self.block(layer)
         if not self.bridged and self._setting("use_hook_mlp_in"):
             reader = block.hook_mlp_in
@@ -361,7 +357,8 @@ class HookedModel:
                     f"blocks.{layer}: ln1 and ln2 are one module, so what the MLP reads cannot be told from what "
                     "attention reads; give each its own, with the same parameters"
                 )
-        return revocable.holding(before_module(reader, revocable))
+        revocable.handles = (before_module(reader, revocable),)
+        return revocable
 
     @property
     def settings(self) -> dict[str, str]:
@@ -389,7 +386,8 @@ class HookedModel:
         started = Revocable(begin, self.model)
         over = Revocable(end, self.model, ignores_others=True)
         if self._bridge is not None:
-            return started.holding(over, self._bridge.on_run(started, over))
+            started.handles = (over, self._bridge.on_run(started, over))
+            return started
         # A user's subclass may take *args and hand them on, so the signature is that of the supported class.
         family: Any = next(base for base in type(self.model).__mro__ if base.__name__ == self.family)
         forward = family.forward
@@ -402,7 +400,8 @@ class HookedModel:
                 over()
 
         # Not hooks of the model: `generate` and `run_with_hooks` pass these by.
-        return started.holding(over, MethodWrapper(self.model, "forward", around))
+        started.handles = (over, MethodWrapper(self.model, "forward", around))
+        return started
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Returns the inputs [batch pos ...] of a call of the model, of texts the tokens that it makes; None where they

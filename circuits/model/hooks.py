@@ -37,9 +37,9 @@ class Handles:
 @contextmanager
 def hooks_on(model: nn.Module, handles: Iterable[Handle]) -> Iterator[None]:
     """Keeps hooks on a model inside the block; `handles` puts each on when it is asked for the next."""
-    with ExitStack() as stack:
+    with ExitStack() as put_on, undo_on_exit(model, put_on.close):
         for handle in handles:
-            stack.enter_context(undo_on_exit(model, handle.remove))
+            put_on.callback(handle.remove)
         yield
 
 
@@ -50,6 +50,9 @@ class Revocable:
     which was refused at its start.
 
     A copy of a model made while our hooks are on it has them too, and nobody can remove them there.
+
+    Attributes:
+        handles: what is removed with it.
     """
 
     def __init__(self, function: Callable[..., Any], model: nn.Module, ignores_others: bool = False) -> None:
@@ -59,7 +62,7 @@ class Revocable:
         # A hook outside of blocks ends with nothing.
         self._state = state if state.holders else State()
         self._owner = threading.current_thread()
-        self._handles: tuple[Handle, ...] = ()
+        self.handles: tuple[Handle, ...] = ()
         self._state.undo[self] = self.remove
 
     def __call__(self, *given: Any) -> Any:
@@ -73,14 +76,9 @@ class Revocable:
     def __deepcopy__(self, memo: dict[int, Any]) -> Revocable:
         return self
 
-    def holding(self, *handles: Handle) -> Revocable:
-        """Returns itself, as the handle of several that are removed with it."""
-        self._handles = handles
-        return self
-
     def remove(self) -> None:
         self._function = None
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
         self._state.undo.pop(self, None)
 

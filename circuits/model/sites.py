@@ -168,7 +168,7 @@ class Site:
         match = re.fullmatch(r"((?:\w+\.)?\w+)\.(\d{1,6})", spec.strip())
         return cls(match[1], int(match[2])) if match else cls(spec.strip())
 
-    @property
+    @cached_property
     def kind(self) -> SiteKind:
         # A hook outside the table is taken as [batch pos ...]; its further axes are unknown.
         return _LISTED.get(self.name) or SiteKind(self.name, self.name, ("batch", "pos", "..."))

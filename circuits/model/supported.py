@@ -235,11 +235,3 @@ def missing_weights_hint(names: Iterable[str]) -> str:
     if by_layer and not any(name.startswith("blocks.") for name in by_layer):
         return "; of a Hugging Face model, give a bridge around it, or that bridge's state_dict"
     return ""
-
-
-def is_parallel(hooks: Mapping[str, nn.Module], n_layers: int) -> bool:
-    """Tells whether the MLP of each block reads the stream that attention reads: there is then no sum between them."""
-    return any(
-        f"blocks.{layer}.mlp.hook_pre" in hooks and f"blocks.{layer}.hook_resid_mid" not in hooks
-        for layer in range(n_layers)
-    )

@@ -368,7 +368,7 @@ def _check_streams(surface: HookedModel) -> None:
     Hooks on the outputs of components count as part of the components.
     """
     for layer in range(surface.n_layers):
-        block = surface.model.get_submodule(f"blocks.{layer}")
+        block = surface.block_modules[layer]
         names = [Site(name, layer).hook() for name in STREAMS]
         points = [surface.hooks[hook] for hook in names if hook in surface.hooks]
         # Those that come before the first block may be our own, which see that the model runs.

@@ -25,7 +25,7 @@ from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import Site
 from circuits.patch._gim import gim_functions
-from circuits.sweeps.metrics import BASELINE, PerExample, is_pair, parse_metric_values, quote_metric
+from circuits.sweeps.metrics import BASELINE, PerExample, is_pair, quote_metric
 from circuits.validate import is_whole
 
 #: What the unembedding reads.
@@ -154,7 +154,9 @@ class PatchExamples(Examples):
     def baseline(self, clean: Tensor) -> PerExample:
         """Returns the metrics at base as sums and counts per example."""
         values = self._values(clean, clean)
-        return parse_metric_values(values, "metric", len(self.base), BASELINE, self.metric.advice)
+        return {
+            name: self.metric.parse(value, name, len(self.base), BASELINE) for name, value in values.items()
+        }
 
     def _values(self, output: Tensor, clean: Tensor) -> dict[str, Any]:
         """Returns the metrics of an output of `run` by name, with their gradients; `clean` is the output at base."""
@@ -214,7 +216,7 @@ class PatchExamples(Examples):
         by_metric: dict[str, dict[str, Tensor]] = {}
         for name, value in values.items():
             # Shape and type are checked before the gradient, so that the error names them.
-            parse_metric_values({name: value}, name, len(run.output), self.caller, self.metric.advice)
+            self.metric.parse(value, name, len(run.output), self.caller)
             total = value[0] if is_pair(value) else value
             if not isinstance(total, Tensor) or not total.requires_grad:
                 others = "; or leave it out here" if len(values) > 1 else ""

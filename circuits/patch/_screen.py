@@ -151,7 +151,7 @@ def attribution(
     parts, (sized, unedited, estimates) = _estimate_all_rows(pair, rows, None)
     runs = [_row(pair.surface, f"{caller} ({direction})", one) for one in parts]
     measured = Measurements(runs, "gradient")
-    measured.begin(unedited)
+    measured.add(-1, unedited)
     for number in range(len(runs)):
         measured.add(
             number, {name: (sums + estimates[name][number], n) for name, (sums, n) in unedited.items()}

@@ -17,7 +17,7 @@ from circuits.figures.panels import Series, points, rows_to_series
 from circuits.interventions.base import Intervention
 from circuits.model.types import Figure
 from circuits.patch._gradients import PatchExamples
-from circuits.statistics import LEVEL, Resampling, bootstrap, ratio
+from circuits.statistics import LEVEL, bootstrap, ratio
 from circuits.sweeps.metrics import PerExample, Row, unedited_metrics
 from circuits.sweeps.sweep import run_sweep
 from circuits.sweeps.table import SweepResult, p_value_notes, parse_resampling
@@ -167,7 +167,7 @@ class ScreenOptions(NamedTuple):
 
     exact: int | None
     rank: str
-    resampling: Resampling
+    resampling: dict[str, int]
 
 
 def parse_options(caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any) -> ScreenOptions:
@@ -223,7 +223,7 @@ def tabulate_screening(
         of_measured = dict(zip(names, _mean_absolute_effects(edited, clean), strict=True))
         table["effect_size"] = table["variant"].map(of_measured)
     settings = settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.surface.settings
-    settings |= vars(options.resampling) | {"n": len(pair.base), "level": LEVEL}
+    settings |= options.resampling | {"n": len(pair.base), "level": LEVEL}
     frame = pd.concat(tables.values()).merge(
         exact.frame[["variant", "metric", *EXACT]], how="left", on=["variant", "metric"]
     )
@@ -251,7 +251,7 @@ def _estimate_table(
     sums, entries = unedited
     shared = np.broadcast_to(entries, shifts.shape)
     estimate = ratio(shifts.sum(1), shared.sum(1))
-    drawn = bootstrap(shifts, shared, options.resampling.seed, options.resampling.draws)
+    drawn = bootstrap(shifts, shared, options.resampling["seed"], options.resampling["draws"])
     # Of one example there is no interval.
     drawn = drawn if shifts.shape[1] > 1 else np.full_like(drawn, np.nan)
     baseline = float(ratio(sums.sum(keepdims=True), entries.sum(keepdims=True))[0])

@@ -4,7 +4,7 @@ How a value reaches the table:
 
     sweep(model, tokens, variants, metric, batch, positions)
       Metric.of(metric, batch, ...)          the function, its batch and where it reads, checked once  metrics.py
-      ModelSweep(...).run()                  the variants run                                          sweep.py
+      ModelSweep(...).measure(size)          the variants run                                          sweep.py
         rows, variant -> output [n pos out]
         metric.at(rows).measure(output, unedited output) -> sum [n] and count [n], by name
       Measurements                           sums and counts [run example],                            metrics.py

@@ -43,6 +43,7 @@ class Metric:
         model: what runs; the function must leave it as it is. None where outputs come from elsewhere.
         examples: how many there are in all; None where that is not known.
         name: of the function; "unedited" for the default.
+        untested: the metrics that are distances from the unedited output.
         parts: several metrics by name, `metric={"logit difference": f, "loss": g}`, in the place of a function.
     """
 
@@ -55,6 +56,7 @@ class Metric:
     model: nn.Module | None = None
     examples: int | None = None
     name: str = "unedited"
+    untested: tuple[str, ...] = ("kl", "mse")
     parts: Mapping[str, Metric] = field(default_factory=dict)
 
     @classmethod
@@ -82,7 +84,7 @@ class Metric:
         read = cls(metric, batch, default or unedited_metrics)
         if metric is not None:
             name = str(getattr(metric, "__name__", type(metric).__name__))
-            read = replace(read, name="metric" if name == "<lambda>" else name)
+            read = replace(read, name="metric" if name == "<lambda>" else name, untested=())
         if inputs is None:
             return read
         surface, prompts = inputs
@@ -126,11 +128,6 @@ class Metric:
             parts=parts,
         )
 
-    @property
-    def untested(self) -> tuple[str, ...]:
-        """The metrics that are distances from the unedited output."""
-        return ("kl", "mse") if self.function is None else ()
-
     def at(self, rows: slice) -> Metric:
         """Returns the metric of some of the examples."""
         batch, kept = (None if one is None else one[rows] for one in (self.batch, self.kept))
@@ -144,13 +141,38 @@ class Metric:
         unedited one at all.
         """
         values = self.values(output, clean if columns is None else clean[:, columns], columns)
-        return parse_metric_values(values, self.name, len(output), title, self.advice)
+        return {name: self.parse(value, name, len(output), title) for name, value in values.items()}
+
+    def parse(self, value: Any, name: str, size: int, variant: str) -> tuple[np.ndarray, np.ndarray]:
+        """Reads one of a call's values: a number per example [n], or a pair (sum [n], count [n]).
+
+        Copied: a metric may fill the same array in every call.
+        """
+        total, count = value if is_pair(value) else (value, None)
+        sums = _vector(total, name, size, variant)
+        counts = np.ones(size) if count is None else _vector(count, name, size, variant)
+        if not (np.isfinite(sums).all() and np.isfinite(counts).all()):
+            advice = self.advice
+            if np.isinf(sums).any():
+                advice = "it is infinite, as is the logit of a token that the model or an edit suppresses; read others"
+            raise CircuitsError(
+                f"{quote_metric(name)}, {variant}: not finite for {int((~np.isfinite(sums + counts)).sum())} of {size} "
+                f"examples; {advice}"
+            )
+        if (counts < 0).any():
+            raise CircuitsError(f"{quote_metric(name)}, {variant}: a count is negative")
+        if stray := int(((counts == 0) & (sums != 0)).sum()):
+            raise CircuitsError(
+                f"{quote_metric(name)}, {variant}: {stray} of {size} examples have a sum of entries that their count "
+                "of 0 says are not there; leave these out of the sum too"
+            )
+        return sums, counts
 
     @property
     def advice(self) -> str:
         """What may be the matter where a value is not finite."""
         if self.kept is None:
-            return NOT_THERE
+            return "an entry that does not exist is a count of 0 in a pair (sum, count)"
         where = "elsewhere than at positions=" if self.aligned else "at padding"
         return (
             f"the output is NaN {where}, and the metric may have read it there; "
@@ -256,20 +278,6 @@ def by_name(values: Any, name: str) -> dict[str, Any]:
     return by_key
 
 
-#: Advice where a value is not finite, and the output was given everywhere.
-NOT_THERE = "an entry that does not exist is a count of 0 in a pair (sum, count)"
-
-
-def parse_metric_values(
-    values: Any, name: str, size: int, variant: str, advice: str = NOT_THERE
-) -> PerExample:
-    """Reads one call's result: a value per example [n], a pair (sum [n], count [n]), or a dict of those.
-
-    Copied: a metric may fill the same array in every call.
-    """
-    return {key: _pair(value, key, size, variant, advice) for key, value in by_name(values, name).items()}
-
-
 def is_pair(value: Any) -> bool:
     """Tells whether a value is a tuple of two, but none of torch's own, such as the values and indices of `max`."""
     return isinstance(value, tuple) and len(value) == 2 and not type(value).__module__.startswith("torch")
@@ -344,29 +352,6 @@ def _first_two(output: Tensor, clean: Tensor) -> Tensor:
     return (choices[..., 0] - choices[..., 1]).flatten(1).sum(1)
 
 
-def _pair(value: Any, name: str, size: int, variant: str, advice: str) -> tuple[np.ndarray, np.ndarray]:
-    total, count = value if is_pair(value) else (value, None)
-    sums = _vector(total, name, size, variant)
-    counts = np.ones(size) if count is None else _vector(count, name, size, variant)
-    if not (np.isfinite(sums).all() and np.isfinite(counts).all()):
-        if np.isinf(sums).any():
-            advice = (
-                "it is infinite, as is the logit of a token that the model or an edit suppresses; read others"
-            )
-        raise CircuitsError(
-            f"{quote_metric(name)}, {variant}: not finite for {int((~np.isfinite(sums + counts)).sum())} of {size} "
-            f"examples; {advice}"
-        )
-    if (counts < 0).any():
-        raise CircuitsError(f"{quote_metric(name)}, {variant}: a count is negative")
-    if stray := int(((counts == 0) & (sums != 0)).sum()):
-        raise CircuitsError(
-            f"{quote_metric(name)}, {variant}: {stray} of {size} examples have a sum of entries that their count of 0 "
-            "says are not there; leave these out of the sum too"
-        )
-    return sums, counts
-
-
 def _vector(value: Any, name: str, size: int, variant: str) -> np.ndarray:
     """Returns a metric's values as a number per example; refuses any other shape or kind."""
     what = f"{quote_metric(name)}, {variant}"
@@ -403,24 +388,17 @@ class Measurements:
     engine: str = "naive"
     chunks: list[dict[int, PerExample]] = field(default_factory=list)
 
-    def begin(self, unedited: PerExample) -> None:
-        """Begins a chunk of examples, with the metric of the unedited run."""
-        self.chunks.append({})
-        self.add(-1, unedited)
-
     def add(self, index: int, values: PerExample) -> None:
-        """Adds the metric of the run of this index for the examples of the chunk begun last; refuses other metrics than
-        those of the unedited run.
+        """Adds the metric of the run of this index for the examples of a chunk, which the unedited run begins, at −1;
+        refuses other metrics than those of the unedited run.
         """
+        if index < 0:
+            self.chunks.append({})
         self.chunks[-1][1 + index] = values
         if odd := sorted(set(values) ^ set(self.chunks[0][0])):
             title = BASELINE if index < 0 else variant_label(self.runs[index])
             there, missing = (title, BASELINE) if odd[0] in values else (BASELINE, title)
             raise CircuitsError(f"{quote_metric(odd[0])}: returned for {there} but not for {missing}")
-
-    @property
-    def metrics(self) -> list[str]:
-        return list(self.chunks[0][0])
 
     def of(self, metric: str) -> np.ndarray:
         """Returns sums and counts of all examples, [2 run example]; run 0 is the unedited one."""

@@ -11,28 +11,27 @@ from torch import Tensor, nn
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import run_within_memory
-from circuits.engine.stacked_forward import NotStacked, Variant, check_model, clean_pass, run_stacked
+from circuits.engine.stacked_forward import (
+    NotStacked,
+    Variant,
+    clean_pass,
+    reason_not_to_stack,
+    run_stacked,
+)
 from circuits.errors import CircuitsError, format_value, prefix_error_messages
 from circuits.interventions.apply import attach_plan, needed_references, plan_steps
 from circuits.interventions.base import Intervention
 from circuits.interventions.grids import Draws, VariantLike
 from circuits.interventions.model_runs import CleanPassResults
 from circuits.model.activation_recording import hold_eval_mode
-from circuits.model.edit_state import (
-    State,
-    assert_weights_unchanged,
-    hold_model_exclusively,
-    mark_running_rows,
-)
+from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike
-from circuits.statistics import Resampling
 from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, quote_metric, variant_label
 from circuits.sweeps.table import SweepResult, describe_places, parse_resampling, tabulate
-from circuits.tensors import largest
 from circuits.validate import answers_former_names, index_by_text, parse_batch, parse_choice
 
 NAIVE, FAST = "naive", "fast"
@@ -100,19 +99,24 @@ def run_sweep(
     prompts: Prompts,
     variants: Any,
     metric: Metric,
-    resampling: Resampling,
+    resampling: dict[str, int],
     engine: str = "auto",
     batch_size: int | None = None,
 ) -> tuple[SweepResult, Measurements]:
     """Returns the result of `sweep`, and the values of every example behind it."""
-    with hold_model_exclusively(surface.model):
+    with hold_eval_mode(surface.model), torch.no_grad():
         plans, columns = _plan_variants(variants, surface), metric.columns
+        refused = 'engine="naive"' if engine == NAIVE else reason_not_to_stack(surface, prompts)
+        for one in plans:
+            one.alone = refused
+            if refused is None:
+                one.stack(surface)
         # The streams of the clean pass are held beside a forward.
         kept = surface.n_layers * (surface.sizes["d_model"] or 1)
         read = None if columns is None else len(columns)
         size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "sweep", kept=kept, read=read)
-        job = ModelSweep(surface, prompts, metric, plans, size)
-        measured = job.run(engine)
+        job = ModelSweep(surface, prompts, metric, plans)
+        measured = run_within_memory(size, job.measure)
     settings: dict[str, Any] = {"batch_size": job.batch_size, "n": len(prompts), **surface.settings}
     settings |= {"words": prompts.labels()} if prompts.words is not None else {}
     settings |= {
@@ -121,7 +125,8 @@ def run_sweep(
         "naive": {one.name: one.alone for one in plans if one.alone is not None},
     }
     described: dict[str, list[Row]] = {}
-    for one in plans:
+    for run, one in zip(measured.runs, plans, strict=True):
+        run["engine"] = FAST if one.alone is None else NAIVE
         described.setdefault(one.name, []).extend(each.describe() for each in one.interventions)
     return tabulate(measured, resampling, described, settings, metric.untested), measured
 
@@ -131,33 +136,16 @@ class ModelSweep:
     """All variants on one model, with its current weights, a chunk of examples at a time.
 
     Attributes:
-        batch_size: rows in a forward.
+        batch_size: rows in a forward of the latest measurement.
     """
 
     surface: HookedModel
     prompts: Prompts
     metric: Metric
     variants: Sequence[Variant]
-    batch_size: int
+    batch_size: int = 0
 
-    def run(self, engine: str) -> Measurements:
-        """Returns the measurements of all variants, of which `alone` says afterwards why they ran by themselves."""
-        refused = 'engine="naive"' if engine == NAIVE else None
-        try:
-            check_model(self.surface, self.prompts)
-        except NotStacked as reason:
-            refused = refused or str(reason)
-        for one in self.variants:
-            one.alone = refused
-            if refused is None:
-                one.stack(self.surface)
-        with hold_eval_mode(self.surface.model), torch.no_grad():
-            found = run_within_memory(self.batch_size, self._measured)
-        for run, one in zip(found.runs, self.variants, strict=True):
-            run["engine"] = FAST if one.alone is None else NAIVE
-        return found
-
-    def _measured(self, size: int) -> Measurements:
+    def measure(self, size: int) -> Measurements:
         """Returns the measurements with so many rows in a forward, of chunks of equal number as far as that goes."""
         self.batch_size, total = size, len(self.prompts)
         self.found = Measurements(
@@ -175,32 +163,29 @@ class ModelSweep:
 
     def _measure_chunk(self, rows: slice) -> None:
         """Adds the measurements of some examples: of the model, of the variants that share forwards, of the others."""
-        self.rows, self.chunk = rows, self.prompts[rows]
+        self.rows = rows
         # Writes of the metric to the model are looked for once, and not in every call.
         self.here = replace(self.metric.at(rows), model=None)
         stacked = sorted(
             (index for index, one in enumerate(self.variants) if one.alone is None),
             key=lambda index: self.variants[index].start,
         )
-        with mark_running_rows(self.surface.model, rows, len(self.prompts)):
-            clean = clean_pass(self.surface, self.chunk, {self.variants[index].start for index in stacked})
+        starts = {self.variants[index].start for index in stacked}
+        clean = clean_pass(self.surface, self.prompts, rows, starts, self.references.results)
         # A model may overwrite its output in the next run.
         self.clean = _checked(clean.output, self.here.kept, BASELINE).clone()
-        self.scale = largest(self.clean.masked_fill(~self.clean.isfinite(), 0.0))
-        self.found.begin(self.here.measure(self.clean, self.clean, BASELINE))
+        self.scale = self.clean.masked_fill(~self.clean.isfinite(), 0.0).abs().max()
+        self.found.add(-1, self.here.measure(self.clean, self.clean, BASELINE))
         # After the metric has been tried, and all at once, so that references on the same tokens share a pass.
         self.references.fetch(needed_references(step for one in self.variants for step in one.plan))
-        state = State(rows=rows, total=len(self.prompts))
         columns = self.here.columns
         if columns is not None:
             columns = None if len(columns) == self.clean.shape[1] else columns.to(self.clean.device)
         unedited = self.clean if columns is None else self.clean[:, columns]
-        width = max(1, self.batch_size // len(self.chunk))
+        width = max(1, self.batch_size // len(clean.prompts))
         for first in range(0, len(stacked), width):
             indices = stacked[first : first + width]
             together = [self.variants[index] for index in indices]
-            for one in together:
-                one.begin(self.surface, self.chunk, self.references, state)
             try:
                 outputs = run_stacked(self.surface, clean, together, columns).unflatten(0, (len(indices), -1))
             except NotStacked as reason:
@@ -222,7 +207,7 @@ class ModelSweep:
             attach_plan(self.surface, self.variants[index].plan, self.references),
             mark_running_rows(self.surface.model, self.rows, len(self.prompts)),
         ):
-            output = self.surface.call(self.chunk)
+            output = self.surface.call(self.prompts[self.rows])
         self._add(index, output)
 
     def _add(self, index: int, output: Any, columns: Tensor | None = None) -> None:
@@ -323,7 +308,7 @@ def compare(
             )
         of_chunk = measured.at(slice(done, done + len(clean)))
         done += len(clean)
-        found.begin(of_chunk.measure(clean, clean, BASELINE))
+        found.add(-1, of_chunk.measure(clean, clean, BASELINE))
         for index, (name, output) in enumerate(outputs.items()):
             if output.shape != clean.shape:
                 raise CircuitsError(

@@ -15,7 +15,7 @@ import pandas as pd
 from circuits.errors import CircuitsError
 from circuits.figures.layout import Figure
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
-from circuits.statistics import LEVEL, Resampling, holm, least_p_notes, summarise
+from circuits.statistics import LEVEL, holm, least_p_notes, summarise
 from circuits.sweeps.metrics import Measurements, Row
 from circuits.tables import short_table
 from circuits.validate import index_by_text, is_whole, parse_seed
@@ -189,18 +189,21 @@ def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
     )
 
 
-def parse_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> Resampling:
+def parse_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> dict[str, int]:
+    """Returns the settings of the random draws of a table; the draws depend on nothing else but the number of
+    examples.
+    """
     seed = parse_seed(seed, caller)
     if not all(is_whole(count, 1) and count <= 10**7 for count in (draws, flips)):
         raise CircuitsError(
             f"{caller}: draws and flips are positive numbers up to 10**7, got {draws} and {flips}"
         )
-    return Resampling(seed, int(draws), int(flips))
+    return {"seed": seed, "draws": int(draws), "flips": int(flips)}
 
 
 def tabulate(
     measured: Measurements,
-    resampling: Resampling,
+    resampling: dict[str, int],
     described: dict[str, Any],
     settings: dict[str, Any],
     untested: Collection[str] = (),
@@ -213,9 +216,9 @@ def tabulate(
     """
     rows: list[Row] = []
     unedited: list[Row] = []
-    for metric in measured.metrics:
+    for metric in measured.chunks[0][0]:
         runs, values = _with_pooled(measured, metric)
-        summary = summarise(values[0], values[1], resampling.seed, resampling.draws, resampling.flips, LEVEL)
+        summary = summarise(values[0], values[1], level=LEVEL, **resampling)
         columns: dict[str, Any] = vars(summary)
         series = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         common = {"metric": metric, "checkpoint": None, "n": values.shape[-1], "baseline": summary.value[0]}
@@ -228,10 +231,8 @@ def tabulate(
     rows.sort(key=lambda row: (order[row["variant"]], -1 if row.get("draw") is None else row["draw"]))
     frame = _frame(rows, COLUMNS)
     frame["p_adjusted"] = holm(frame["p_value"].to_numpy(dtype=float))
-    drawn = {"seed": resampling.seed, "draws": resampling.draws, "flips": resampling.flips}
-    return SweepResult(
-        frame, _frame(unedited, BASELINE_COLUMNS), described, drawn | settings | {"level": LEVEL}
-    )
+    settings = resampling | settings | {"level": LEVEL}
+    return SweepResult(frame, _frame(unedited, BASELINE_COLUMNS), described, settings)
 
 
 def describe_places(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
