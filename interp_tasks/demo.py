@@ -21,7 +21,6 @@ from interp_tasks.pages import (
     percent,
     step_labels,
     stepped,
-    three_digits,
     with_interval,
 )
 
@@ -208,8 +207,8 @@ def line(when: str, trained: str, edited: str, more: str) -> str:
 
 
 def edited(row: dict[str, Any], shown: Callable[[float], str]) -> str:
-    ends = (percent,) if shown is percent else ()
-    return with_interval(shown(row["value"]), row["value_ci_low"], row["value_ci_high"], *ends)
+    ends = row["value_ci_low"], row["value_ci_high"]
+    return with_interval(shown(row["value"]), *ends, share=shown is percent)
 
 
 #: Characters of a curve, lowest first, and how many of them it takes.
@@ -333,7 +332,7 @@ def matrix_figure(
     }
     for output, name in zip(made, ("Filled in", UNIFORM.capitalize()), strict=True):
         errors = ((output - truth) ** 2)[hidden]
-        error = three_digits(float(errors.mean()) if errors.size else float("nan"))
+        error = number(float(errors.mean()) if errors.size else None, 3, zeros=True)
         shown[f"{name}: error {error}"] = output
     largest = float(abs(truth).max())
     return draw([matrix_panel(values, hidden, title, largest) for title, values in shown.items()], columns=2)

@@ -34,7 +34,6 @@ from interp_tasks.pages import (
     Text,
     number,
     percent,
-    signed,
     step_labels,
     stepped,
     with_interval,
@@ -288,9 +287,10 @@ def metric_text(metric: str, value: float) -> str:
 
 def row_text(row: Mapping[Any, Any]) -> str:
     """Returns the value of a row with its interval."""
-    ends = (percent,) if "accuracy" in row["metric"] else ()
     low, high = row.get("value_ci_low"), row.get("value_ci_high")
-    return with_interval(metric_text(row["metric"], row["value"]), low, high, *ends)
+    return with_interval(
+        metric_text(row["metric"], row["value"]), low, high, share="accuracy" in row["metric"]
+    )
 
 
 def training_figure(run: Run, own: Curve) -> plotly.graph_objects.Figure:
@@ -335,7 +335,7 @@ def effects_figures(snapshots: Sequence[Snapshot], ends: Mapping[str, float]) ->
             )
             together = rows.set_index("variant")["effect"]
             grid[ALL] = [float(together[f"layer {layer}"]) for layer in grid.index]
-            text = grid.map(lambda value: "" if value != value else signed(value))
+            text = grid.map(lambda value: "" if value != value else number(value, 3, sign=True))
             shared: dict[str, Any] = {
                 "bar": mode == MODES[-1],
                 "signed": True,

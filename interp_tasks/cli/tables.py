@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +24,6 @@ from interp_tasks.texts import LAYOUT, printable
 if TYPE_CHECKING:
     import pandas
     from rich.console import Console
-    from rich.table import Table
 
     from interp_tasks.experiments import Result
     from interp_tasks.measurement.subjects import Progress
@@ -135,10 +134,12 @@ def print_blocks(
         blocks: the numbers of the rows in each.
         heads: of each block, lines of parts; what all its rows have in common is added to the last.
     """
+    from rich.table import Table
+
     kept, shared = without_repeats(columns, blocks)
     out = console()
-    parts = list(in_parts(kept, out.width))
-    wide = console(at_least=max(sum(one.longest_word + GAP for one in part) for part in parts))
+    parts = lay_out(kept, out.width)
+    wide = console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
     for number, (block, (*first, last)) in enumerate(zip(blocks, heads, strict=True)):
         known = {*last, *(part.partition(" ")[2] for part in last)}
         more = [part for part in shared[number] if known.isdisjoint((part, part.partition(" ")[2] or part))]
@@ -149,12 +150,21 @@ def print_blocks(
         for place, part in enumerate(parts):
             # Below, a row that would say nothing is left out.
             rows = [
-                row for row in block if not place or any(one.cells[row] not in NOTHING for one in part[1:])
+                row for row in block if not place or any(one.cells[row] not in NOTHING for one, _ in part[1:])
             ]
-            if place and rows:
+            if not rows:
+                continue
+            if place:
                 out.print()
-            if rows:
-                wide.print(table_of(part, rows, wide.width))
+            table = Table(
+                box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim", show_edge=False
+            )
+            for column, width in part:
+                side: Literal["left", "right"] = "right" if column.right else "left"
+                table.add_column(column.header, justify=side, width=width, overflow="fold")
+            for row in rows:
+                table.add_row(*(column.cells[row] for column, _ in part))
+            wide.print(table)
 
 
 def without_repeats(
@@ -186,45 +196,36 @@ def without_repeats(
     return (kept, shared) if kept else (list(columns), [[] for _ in blocks])
 
 
-def in_parts(columns: Sequence[TextColumn], width: int) -> Iterator[list[TextColumn]]:
-    """Yields as many columns at a time as there is room for; those below the first part begin with the first column."""
-    part: list[TextColumn] = []
-    for column in columns:
-        if len(part) > 1 and sum(one.longest_word + GAP for one in (*part, column)) > width:
-            yield part
-            part = [columns[0]]
-        part.append(column)
-    yield part
+def lay_out(columns: Sequence[TextColumn], room: int) -> list[list[tuple[TextColumn, int]]]:
+    """Returns as many columns at a time as there is room for, with their widths, which are those of every block.
 
-
-def table_of(columns: Sequence[TextColumn], rows: Sequence[int], width: int) -> Table:
-    """Returns a table without lines, as wide in every block; texts that have no room stand in several lines.
-
-    A column is at least as wide as its longest word and, as far as there is room, as its longest text.
+    Columns below the first part begin with the first column. A column is at least as wide as its longest word and, as
+    far as there is room, as its longest text; texts that have no room stand in several lines.
     """
-    from rich.table import Table
-
-    widths = [column.longest_word for column in columns]
-    room = width - sum(widths) - GAP * len(columns)
-    # Cells before headers, which are folded more readily than what stands in each row.
-    for has_headers in (False, True):
-        texts = [(*column.cells, *([column.header] * has_headers)) for column in columns]
-        wanted = [
-            max((cell_len(line) for one in each for line in one.split("\n")), default=0) for each in texts
-        ]
-        # Those that lack least first, so that none is given more than it needs.
-        order = sorted(range(len(columns)), key=lambda at: wanted[at] - widths[at])
-        for left, at in zip(range(len(columns), 0, -1), order, strict=True):
-            more = max(0, min(wanted[at] - widths[at], room // left))
-            widths[at] += more
-            room -= more
-    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
-    for column, wide in zip(columns, widths, strict=True):
-        side: Literal["left", "right"] = "right" if column.right else "left"
-        table.add_column(column.header, justify=side, width=wide, overflow="fold")
-    for row in rows:
-        table.add_row(*(column.cells[row] for column in columns))
-    return table
+    parts: list[list[TextColumn]] = [[]]
+    for column in columns:
+        if len(parts[-1]) > 1 and sum(one.longest_word + GAP for one in (*parts[-1], column)) > room:
+            parts.append([columns[0]])
+        parts[-1].append(column)
+    room = max(room, *(sum(one.longest_word + GAP for one in part) for part in parts))
+    laid_out = []
+    for part in parts:
+        widths = [column.longest_word for column in part]
+        left_over = room - sum(widths) - GAP * len(part)
+        # Cells before headers, which are folded more readily than what stands in each row.
+        for has_headers in (False, True):
+            texts = [(*column.cells, *([column.header] * has_headers)) for column in part]
+            wanted = [
+                max((cell_len(line) for one in each for line in one.split("\n")), default=0) for each in texts
+            ]
+            # Those that lack least first, so that none is given more than it needs.
+            order = sorted(range(len(part)), key=lambda at: wanted[at] - widths[at])
+            for left, at in zip(range(len(part), 0, -1), order, strict=True):
+                more = max(0, min(wanted[at] - widths[at], left_over // left))
+                widths[at] += more
+                left_over -= more
+        laid_out.append(list(zip(part, widths, strict=True)))
+    return laid_out
 
 
 def heading(parts: Sequence[str], width: int) -> str:
@@ -252,7 +253,7 @@ def title(rows: Sequence[Any]) -> list[str]:
     counted = "all" if pandas.isna(row["n"]) else max(same, default=row["n"])
     about = "weights alone" if split == "weights" else f"{counted} {split} examples"
     seed = [] if pandas.isna(row["seed"]) else [f"seed {row['seed']}".removesuffix(".0")]
-    return [printable(str(row["ref"])), *step, ", ".join([about, *seed])]
+    return [str(row["ref"]), *step, ", ".join([about, *seed])]
 
 
 def print_rows(

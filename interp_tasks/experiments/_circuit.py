@@ -32,7 +32,7 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     source_batch,
 )
-from interp_tasks.pages import Column, Figure, signed
+from interp_tasks.pages import Column, Figure, number
 
 if TYPE_CHECKING:
     import pandas
@@ -406,7 +406,7 @@ def explanations(found: Sequence[FoundCircuit], search: Search) -> Iterator[str]
         # A ranking by estimates is not in the order of the effects that were measured.
         effects = known["effect"].fillna(known["estimate"])
         largest = effects.sort_values(key=abs, ascending=False, kind="stable").head(LISTED)
-        texts = ", ".join(f"{name} {signed(effect)}" for name, effect in largest.items())
+        texts = ", ".join(f"{name} {number(effect, 3, sign=True)}" for name, effect in largest.items())
         yield f"Largest effects on {known['metric'].iloc[0]} of taking one from the source: {texts}."
     yield from dict.fromkeys(
         note.replace('rank="size"', "--rank size") for each in found for note in each.notes

@@ -24,7 +24,7 @@ from interp_tasks.measurement.options import check_layer, layer_of
 from interp_tasks.measurement.result import Result, experiment, measure, value_text
 from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs, check_has_task
 from interp_tasks.measurement.untrained import untrained as untrained_model
-from interp_tasks.pages import Column, Figure, signed
+from interp_tasks.pages import Column, Figure, number
 
 if TYPE_CHECKING:
     import pandas
@@ -244,7 +244,7 @@ def probe_view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 def probe_view_columns(frame: pandas.DataFrame) -> list[Column]:
     shown = ["variant", "metric", "baseline", *(["untrained"] if frame["untrained"].notna().any() else [])]
     value = Column("value [95% CI]", "value", value_text)
-    effect = Column("effect", "effect", lambda row: signed(row["effect"]))
+    effect = Column("effect", "effect", lambda row: number(row["effect"], 3, sign=True))
     return [*(Column(name, name) for name in shown), value, effect]
 
 

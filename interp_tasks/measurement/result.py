@@ -28,7 +28,6 @@ from interp_tasks.pages import (
     is_page,
     number,
     p_value,
-    signed,
     versions,
     with_interval,
 )
@@ -146,7 +145,7 @@ def effect_text(row: Mapping[str, Any]) -> str:
     """Returns the effect with its interval, or that not one example changed."""
     if row["null_effect"] is True:
         return "0, no example changed"
-    return with_interval(signed(row["effect"]), row["effect_ci_low"], row["effect_ci_high"])
+    return with_interval(number(row["effect"], 3, sign=True), row["effect_ci_low"], row["effect_ci_high"])
 
 
 def spread(frame: pandas.DataFrame) -> pandas.DataFrame:

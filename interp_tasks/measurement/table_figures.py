@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from circuits.figures.layout import Panel, draw, series_style
 from circuits.figures.panels import Series, curve, heat, points, rows_to_series
-from interp_tasks.pages import Figure, signed
+from interp_tasks.pages import Figure, number
 
 if TYPE_CHECKING:
     import pandas
@@ -70,7 +70,7 @@ def effects_map(rows: pandas.DataFrame, title: str, end: float, training: bool) 
     cells = rows.pivot(index=down, columns=across, values="effect")
     cells = cells.loc[list(dict.fromkeys(rows[down]))]
     axes: dict[str, Any] = {"across": "step", "down": "head", "row": 22} if training else {}
-    text = cells.map(lambda value: "" if value != value else signed(value))
+    text = cells.map(lambda value: "" if value != value else number(value, 3, sign=True))
     return heat(cells, title, unit="effect", signed=True, text=text, end=end, **axes)
 
 

@@ -24,28 +24,25 @@ if TYPE_CHECKING:
     import plotly.graph_objects
 
 
-def number(value: float | None, significant: int = 4) -> str:
+def number(value: float | None, significant: int = 4, *, zeros: bool = False, sign: bool = False) -> str:
     """Formats a number with so many significant digits, integers with all; a dash stands for a missing one.
 
     No exponent from 1,000 to a million, no sign on 0.
+
+    Args:
+        zeros: zeros are digits too: 0.2 is 0.200 with three; a whole number stays one.
+        sign: of a difference: always with its sign, and zeros.
     """
     if value is None or math.isnan(value):
         return "–"
     value += 0.0
-    return f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.{significant}g}"
-
-
-def signed(value: float | None) -> str:
-    """Formats a difference with three significant digits, zeros included, and always its sign."""
-    if value is None or math.isnan(value):
-        return "–"
-    return "0" if value == 0 else f"{'+' if value > 0 else ''}{three_digits(value)}"
-
-
-def three_digits(value: float) -> str:
-    """Formats a number with three significant digits, zeros included: 0.2 is 0.200; a whole number stays one."""
-    plain = number(value, 3)
-    return plain if value == round(value) or abs(value) >= 1e3 else f"{value:#.3g}".rstrip(".")
+    if 1e3 <= abs(value) < 1e6:
+        text = f"{value:.0f}"
+    elif (zeros or sign) and abs(value) < 1e3 and value != round(value):
+        text = f"{value:#.{significant}g}".rstrip(".")
+    else:
+        text = f"{value:.{significant}g}"
+    return f"+{text}" if sign and value > 0 else text
 
 
 def percent(value: float | None) -> str:
@@ -55,13 +52,12 @@ def percent(value: float | None) -> str:
     return {"100.0%": "100%", "0.0%": "0%" if value == 0 else "0.0%"}.get(f"{value:.1%}", f"{value:.1%}")
 
 
-def with_interval(
-    text: str, low: float | None, high: float | None, shown: Callable[[float], str] = three_digits
-) -> str:
-    """Returns a text with ``[low, high]`` after it, where there is an interval."""
+def with_interval(text: str, low: float | None, high: float | None, *, share: bool = False) -> str:
+    """Returns a text with ``[low, high]`` after it, where there is an interval; of a share as percentages."""
     if low is None or high is None or math.isnan(low) or math.isnan(high):
         return text
-    return f"{text} [{shown(low)}, {shown(high)}]".lstrip()
+    ends = [percent(end) if share else number(end, 3, zeros=True) for end in (low, high)]
+    return f"{text} [{', '.join(ends)}]".lstrip()
 
 
 def p_value(value: float | None) -> str:

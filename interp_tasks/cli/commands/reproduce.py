@@ -15,7 +15,7 @@ from interp_tasks.cli.terminal import note, progress_line, write_data
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.options import DEVICE
-from interp_tasks.pages import three_digits
+from interp_tasks.pages import number
 from interp_tasks.texts import one_line
 
 if TYPE_CHECKING:
@@ -169,4 +169,4 @@ def lines(rows: Sequence[Sequence[str]], width: int) -> Table:
 def rounded(value: float) -> str:
     """Formats a number for a narrow column; three digits, two of a small one, since its power of ten says most."""
     small = 0 < abs(value) < 1e-3
-    return f"{value:.1e}" if small else three_digits(value)
+    return f"{value:.1e}" if small else number(value, 3, zeros=True)

@@ -26,7 +26,7 @@ from interp_tasks.measurement.intervals import finite_or_nan
 from interp_tasks.measurement.options import check_level
 from interp_tasks.measurement.result import Result, Row, experiment, filled, tidy
 from interp_tasks.measurement.run_logs import Run, pooled_over_seeds, read_runs, title_and_prefix
-from interp_tasks.pages import Column, Figure, number, signed
+from interp_tasks.pages import Column, Figure, number
 
 if TYPE_CHECKING:
     import pandas
@@ -238,7 +238,7 @@ def step_text(cells: Mapping[Any, Mapping[Any, Any]], split: str, metric: str, l
 
 
 def delay_text(delay: float) -> str:
-    return signed(delay) if abs(delay) < 1000 else f"{delay:+.0f}"
+    return number(delay, 3, sign=True) if abs(delay) < 1000 else f"{delay:+.0f}"
 
 
 def order_text(pairs: float, spread: float) -> str:

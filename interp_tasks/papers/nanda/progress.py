@@ -33,7 +33,7 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     trained_on,
 )
-from interp_tasks.pages import Column, Figure, number, signed
+from interp_tasks.pages import Column, Figure, number
 from interp_tasks.papers import nanda as words
 from interp_tasks.papers.grid import GridInputs
 from interp_tasks.papers.nanda import ALL, LOSS, NONE, SPLITS
@@ -263,7 +263,7 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
     def text(row: Mapping[str, Any], split: str) -> str:
         if math.isnan(row[split]):
             return ""
-        return signed(row[split]) if row["metric"].startswith("change") else number(row[split])
+        return number(row[split], 3, sign=True) if row["metric"].startswith("change") else number(row[split])
 
     splits = [split for split in SPLITS if split == ALL or (frame["split"] == split).any()]
     columns = [Column("", "variant"), Column("measure", "metric")]

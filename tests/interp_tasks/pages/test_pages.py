@@ -19,7 +19,6 @@ from interp_tasks.pages import (
     number,
     p_value,
     percent,
-    signed,
     stepped,
     with_interval,
 )
@@ -129,7 +128,7 @@ def test_numbers_as_people_read_them():
     assert [number(value) for value in (1162.4, 123456.0, 2e6, -0.0)] == ["1162", "123456", "2e+06", "0"]
     assert with_interval("1", 928.4, 1311.2) == "1 [928, 1311]"
     assert with_interval("x", 0.2, 1.0) == "x [0.200, 1]"
-    assert [signed(value) for value in (0.2, -0.0625, 348.2, 3.0, 0.0, math.nan)] == [
+    assert [number(value, 3, sign=True) for value in (0.2, -0.0625, 348.2, 3.0, 0.0, math.nan)] == [
         *("+0.200", "-0.0625", "+348", "+3", "0", "–")
     ]
     assert [percent(value) for value in (0.0, 0.0001, 0.1914, 0.9999, 1.0, None)] == [
