@@ -15,7 +15,7 @@ from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.heads import EACH, EACH_LAYER, chosen_heads, edit_heads, parse_limits
-from interp_tasks.measurement.result import labelled, run_sweep, shown_columns, tidy, value_text
+from interp_tasks.measurement.result import run_sweep, shown_columns, tidy, value_text
 from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, declared_by_run, read_runs
 from interp_tasks.measurement.subjects import (
     Examples,
@@ -271,7 +271,7 @@ def effects_of(subject: LoadedCheckpoint) -> pandas.DataFrame:
     modes = {name: name.partition(" ")[0] for name in edits}
     frame = run_sweep(subject, edits, modes, metric, subject.batch).frame
     frame = frame.assign(variant=[name.partition(" ")[2] for name in frame["variant"]])
-    return tidy(labelled(frame, {"experiment": "ablation", "n_runs": 1, **subject.labels}))
+    return tidy(frame, experiment="ablation", n_runs=1, **subject.labels)
 
 
 def shown_metrics(names: Iterable[str], first: str) -> tuple[str, ...]:

@@ -300,10 +300,19 @@ def _loaded(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpo
     return Checkpoint(model, resolved.task, resolved.step, resolved.meta, resolved.ref, resolved.path, run)
 
 
-def read_tensors(file: Path, noun: str, expected: Any) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file, checked against the digest that ``meta.json`` has of it."""
-    content = read_file(file, noun)
-    if not isinstance(expected, dict) or not {"bytes", "sha256"} <= set(expected):
+def read_tensors(file: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the tensors of a file of a checkpoint, as its ``meta.json`` describes them: by their digest; weights also
+    by their dtype, and finite.
+    """
+    is_state = file.name == TRAINING_STATE_FILE
+    expected = meta["training_state" if is_state else "weights"]
+    dtype = None if is_state else DTYPES.get(expected["dtype"])
+    if dtype is None and not is_state:
+        raise UserError(
+            f"{file.parent / META_FILE} is mangled: the dtype of the weights is none of {', '.join(DTYPES)}"
+        )
+    content = read_file(file, "a training state" if is_state else "the model's parameters")
+    if not {"bytes", "sha256"} <= set(expected):
         raise UserError(f"{file.parent / META_FILE} records no bytes and sha256 of {file.name}")
     found = digest(content)
     if found != {name: expected[name] for name in found}:
@@ -311,29 +320,11 @@ def read_tensors(file: Path, noun: str, expected: Any) -> dict[str, Tensor]:
         what = size if len(content) != expected["bytes"] else f"its sha256 is not the one in {META_FILE}"
         raise UserError(f"{file} has been altered: {what}; restore it from a copy")
     try:
-        return load(content)
+        tensors = load(content)
     # A header that names a dtype torch lacks surfaces as KeyError, wrong sizes as ValueError or RuntimeError.
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise UserError(f"{file} is not a readable safetensors file: {complaint(error)}") from None
-
-
-def read_training_state(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor] | None:
-    """Returns the tensors that a run needs besides weights to resume exactly; ``None`` where none are kept."""
-    file, expected = folder / TRAINING_STATE_FILE, meta.get("training_state")
-    is_kept = expected is not None and file.is_file()
-    return read_tensors(file, "a training state", expected) if is_kept else None
-
-
-def read_parameters(folder: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the tensors of a checkpoint's weights file, checked against its ``meta.json`` and finite."""
-    file = folder / WEIGHTS_FILE
-    dtype = DTYPES.get(meta["weights"]["dtype"])
-    if dtype is None:
-        raise UserError(
-            f"{folder / META_FILE} is mangled: the dtype of the weights is none of {', '.join(DTYPES)}"
-        )
-    tensors = read_tensors(file, "the model's parameters", meta["weights"])
-    for name, tensor in tensors.items():
+    for name, tensor in tensors.items() if dtype is not None else ():
         if tensor.dtype != dtype:
             own, said = dtype_name(tensor.dtype), dtype_name(dtype)
             raise UserError(f"{file}: parameter {name} is {own} where meta.json says {said}")
@@ -369,7 +360,7 @@ def load_model(resolved: ResolvedCheckpoint, device: str | torch.device) -> Hook
         raise UserError(
             f"{folder} is misplaced: its meta.json says step {meta['step']}, its name {resolved.step}"
         )
-    tensors = read_parameters(folder, meta)
+    tensors = read_tensors(folder / WEIGHTS_FILE, meta)
     model = model_from_json(meta["model"], folder / META_FILE)
     fill_parameters(model, tensors, folder / WEIGHTS_FILE)
     give_tokenizer(model, resolved.run_path)

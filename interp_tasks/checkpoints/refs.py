@@ -15,7 +15,7 @@ import difflib
 import glob
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib.resources import files
@@ -163,7 +163,7 @@ class ResolvedCheckpoint:
     step: int
     path: Path
     ref: str
-    label: str
+    label: str = field(compare=False)
 
     @cached_property
     def meta(self) -> dict[str, Any]:
@@ -215,7 +215,8 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
     for each in _matches(run) if is_glob else [run]:
         for checkpoint in _in_run(each, selectors, text):
             resolved.setdefault(checkpoint.path, checkpoint)
-    return list(resolved.values())
+    found = list(resolved.values())
+    return [replace(found[0], label=text)] if len(found) == 1 else found
 
 
 def zoo_names() -> list[str]:

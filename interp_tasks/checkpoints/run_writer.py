@@ -22,8 +22,7 @@ from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.checkpoint import (
     fill_parameters,
-    read_parameters,
-    read_training_state,
+    read_tensors,
     save_checkpoint,
 )
 from interp_tasks.checkpoints.run_files import (
@@ -347,9 +346,10 @@ def newest_point(run: Path) -> tuple[ResumePoint | None, str]:
     for step, folder in reversed(stored_points(run)):
         try:
             meta = read_meta(folder)
-            state = read_training_state(folder, meta)
-            if state is not None and meta["step"] == step:
-                return ResumePoint(step, folder, state, read_parameters(folder, meta)), ""
+            state = folder / TRAINING_STATE_FILE
+            if meta["training_state"] is not None and state.is_file() and meta["step"] == step:
+                tensors = [read_tensors(file, meta) for file in (state, folder / WEIGHTS_FILE)]
+                return ResumePoint(step, folder, *tensors), ""
         except UserError as error:
             fault = fault or str(error)
     return None, fault

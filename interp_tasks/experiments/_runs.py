@@ -103,9 +103,7 @@ def drops(
     rows += pooled_over_seeds(logged_runs, rows, lambda metric: metric in ("drop", LEFT), baselines=True)
     for key in keys:
         rows += correlations(logged_runs, rows, key)
-    import pandas
-
-    frame = tidy(pandas.DataFrame(rows).assign(experiment="drops", intervention="none"))
+    frame = tidy(rows, experiment="drops", intervention="none")
     config = {"runs": [run.name for run in logged_runs], "metric": metric, "against": keys}
     without = [(names, one.why_none) for names, one in curves.items() if one.drop is None]
     notes = [f"No drop in {name} of {run}: {why}." for (run, name), why in without[:MOST_REASONS]]
@@ -260,7 +258,6 @@ def curve(
         stored: measure the metrics at stored steps, too; without it the log alone is read.
         options: samples, seed, split, device, progress of what is measured at stored steps: see :class:`Examples`.
     """
-    import pandas
 
     examples, logged_runs = Examples.of(options), read_runs(runs)
     curves: dict[str, dict[str, Curve]] = {}
@@ -275,7 +272,7 @@ def curve(
         for subject in subjects(f"{run.name}@all", examples) if stored else ():
             rows += at_checkpoint(run.name, subject)
     config = {"runs": [run.name for run in logged_runs], "stored": stored, **examples.describe()}
-    frame = tidy(pandas.DataFrame(rows).assign(experiment="curve", intervention="none"))
+    frame = tidy(rows, experiment="curve", intervention="none")
     notes = (LEVELS_NOTE, STORED_STEPS) if stored else (LEVELS_NOTE,)
     return Result("curve", frame, config, notes, data={"curves": curves})
 

@@ -391,7 +391,7 @@ def table(grid: Grid) -> pandas.DataFrame:
         if unit.key in grid.records and grid.records[unit.key].status == "done":
             stored = read_file(result_file(grid.folder, unit.key), "the rows of a unit")
             frames.append(pandas.read_parquet(io.BytesIO(stored)).rename(columns=OLD_NAMES))
-    frame = pandas.concat(frames, ignore_index=True) if frames else tidy(pandas.DataFrame())
+    frame = pandas.concat(frames, ignore_index=True) if frames else tidy([])
     together = pooled(frame)
     frame = pandas.concat([frame, together], ignore_index=True)[list(COLUMNS)]
     runs = {*(unit.folder for unit in grid.plan.train), *map(str, frame["run"])}
@@ -441,7 +441,7 @@ def pooled(frame: pandas.DataFrame) -> pandas.DataFrame:
             row[value] = float(numbers.mean()) if len(numbers) else math.nan
             row[f"{value}_ci_low"], row[f"{value}_ci_high"] = interval_over_runs(numbers.tolist())
         rows.append(row)
-    return tidy(pandas.DataFrame(rows))
+    return tidy(rows)
 
 
 def result_of(grid: Grid) -> Result:

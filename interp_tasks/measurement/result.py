@@ -95,9 +95,17 @@ RATIO = " ratio"
 WHOLE = ("step", "seed", "draw", "layer", "head", "position", "n", "n_runs")
 
 
-def tidy(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns exactly ``COLUMNS``, in order, each with one type; a column that nobody filled is empty."""
-    frame = frame.reindex(columns=list(COLUMNS))
+def tidy(rows: pandas.DataFrame | Iterable[Row], **labels: Any) -> pandas.DataFrame:
+    """Returns exactly ``COLUMNS``, in order, each with one type; a column that nobody filled is empty.
+
+    Args:
+        labels: cells of all rows that do not say otherwise.
+    """
+    import pandas
+
+    frame = rows if isinstance(rows, pandas.DataFrame) else pandas.DataFrame(list(rows))
+    own = {name: frame[name].where(frame[name].notna(), labels[name]) for name in labels if name in frame}
+    frame = frame.assign(**{**labels, **own}).reindex(columns=list(COLUMNS))
     return frame.astype(dict.fromkeys(WHOLE, "Int64"))
 
 
@@ -482,32 +490,21 @@ def measure(
         )
         ref = str(subject.labels["ref"])
         labels[ref] = {"experiment": experiment, "n_runs": 1, **subject.labels}
-        frames.setdefault(ref, []).append(labelled(rows, labels[ref]))
+        frames.setdefault(ref, []).append(tidy(rows, **labels[ref]))
         same = next((group for group in done if group["interventions"] == interventions), None)
         if same is None:
             done.append(same := {"refs": [], "interventions": interventions})
         same["refs"].append(ref)
     for ref, rows in (later() if later is not None else {}).items():
-        frames[ref].append(labelled(rows, labels[ref]))
+        frames[ref].append(tidy(rows, **labels[ref]))
     import pandas
 
     named = {"refs": list(found.values()), "checkpoints": list(found)}
     asked = {**named, **config, **examples.describe()}
     recorded = {**asked, "metrics of the tasks": list(own_metrics), "done": done}
-    table = tidy(pandas.concat([frame for parts in frames.values() for frame in parts], ignore_index=True))
+    table = pandas.concat([frame for parts in frames.values() for frame in parts], ignore_index=True)
     table, tested = with_holm(table)
     return Result(experiment, table, recorded, (INTERVALS, *tested, *notes))
-
-
-def labelled(rows: pandas.DataFrame | Sequence[Row], labels: Mapping[str, Any]) -> pandas.DataFrame:
-    """Returns rows with the columns that they share, where they do not say otherwise."""
-    import pandas
-
-    frame = rows if isinstance(rows, pandas.DataFrame) else pandas.DataFrame(list(rows))
-    own = {
-        name: frame[name].where(frame[name].notna(), label) for name, label in labels.items() if name in frame
-    }
-    return frame.assign(**{**labels, **own})
 
 
 def run_sweep(

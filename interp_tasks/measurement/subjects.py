@@ -259,10 +259,7 @@ def resolve_refs(refs: Refs, examples: Examples | None = None) -> list[ResolvedC
     """
     found: dict[Path, ResolvedCheckpoint] = {}
     for ref in [refs] if isinstance(refs, (str, Path)) else refs:
-        several = [ref] if isinstance(ref, ResolvedCheckpoint) else resolve(ref)
-        if len(several) == 1 and several[0] is not ref:
-            several = [replace(several[0], label=str(ref))]
-        for each in several:
+        for each in [ref] if isinstance(ref, ResolvedCheckpoint) else resolve(ref):
             found.setdefault(each.path, each)
     if examples is None:
         return list(found.values())

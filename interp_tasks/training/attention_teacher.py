@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp_tasks.checkpoints import load_checkpoint
-from interp_tasks.checkpoints.checkpoint import read_parameters
+from interp_tasks.checkpoints.checkpoint import read_tensors
 from interp_tasks.checkpoints.refs import resolve
-from interp_tasks.checkpoints.run_files import read_meta
+from interp_tasks.checkpoints.run_files import WEIGHTS_FILE, read_meta
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import PARTS, TrainConfig
 from interp_tasks.training.forward import Dropout, FusedForward
@@ -84,7 +84,7 @@ def copy_weights(model: HookedTransformer, config: TrainConfig) -> dict[str, str
         )
     stored, own = (
         {name: tensor for name, tensor in tensors if comes_from_source(name, config)}
-        for tensors in (read_parameters(path, meta).items(), model.named_parameters())
+        for tensors in (read_tensors(path / WEIGHTS_FILE, meta).items(), model.named_parameters())
     )
     for name in sorted({*own, *stored}):
         there, here = (str(list(each[name].shape)) if name in each else "missing" for each in (stored, own))

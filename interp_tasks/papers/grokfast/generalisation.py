@@ -51,7 +51,6 @@ def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL_OPTI
         runs: run folders, globs of some, or ``zoo:NAME``; ``RUN/seed-0``, ``RUN/seed-1``, ... are also pooled.
         level: of an accuracy.
     """
-    import pandas
 
     check_level(level)
     logged_runs = read_runs(runs)
@@ -62,7 +61,7 @@ def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL_OPTI
         lambda metric: metric.startswith("reached"),
         lambda metric: metric.startswith("step at"),
     )
-    frame = tidy(pandas.DataFrame(rows + several).assign(experiment="generalisation", intervention="none"))
+    frame = tidy(rows + several, experiment="generalisation", intervention="none")
     notes = (
         "Step: where the accuracy first is at the level, interpolated between logged steps; for good: after it the "
         "accuracy is never below again. Validation is a fixed sample, train the batch of the step.",

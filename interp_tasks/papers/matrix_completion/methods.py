@@ -120,7 +120,6 @@ def baseline(
 
 def methods_alone(methods: Sequence[str], drawn: Drawn, examples: Examples) -> Result:
     """Returns the methods on examples of a task, without a model."""
-    import pandas
 
     task = examples.own_task()
     if task is None:
@@ -134,13 +133,13 @@ def methods_alone(methods: Sequence[str], drawn: Drawn, examples: Examples) -> R
         of_method = [*paired_rows(rest, None, drawn.seed), *truth]
         rows += [{"intervention": "alone", **row, "variant": name} for row in of_method]
     labels = {"run": task.name, "ref": task.name, "seed": drawn.seed, "split": drawn.split, "n_runs": 0}
-    frame = pandas.DataFrame(rows).assign(experiment="baseline", **labels)
+    frame = tidy(rows, experiment="baseline", **labels)
     config = {"methods": list(methods), "alone": True, "solver": drawn.solver, **examples.describe()}
     notes = (
         "Intervals: 95%, bootstrap over examples.",
         "baseline: that of the matrices themselves; effect and ratio: the method against them.",
     )
-    return Result("baseline", tidy(frame), {**config, "settings": task.model_dump()}, notes)
+    return Result("baseline", frame, {**config, "settings": task.model_dump()}, notes)
 
 
 @experiment("matrix", says={"vary": list(GROUPS)}, judged_by_task=True)

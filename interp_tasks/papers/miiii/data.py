@@ -35,7 +35,6 @@ def data(task: str | Task, config: Mapping[str, Any] | None = None) -> Result:
         task: the name of a task with a grid of inputs, or such a task.
         config: settings of a task that is given by name.
     """
-    import pandas
 
     from tasks import get
 
@@ -52,7 +51,7 @@ def data(task: str | Task, config: Mapping[str, Any] | None = None) -> Result:
     answers = {name: targets[name] for name in chosen.modular_answers() if name in targets}
     answers = answers or targets or {"answer": batch.targets}
     shared = {"experiment": "data", "ref": chosen.name, "split": "grid", "n": len(batch), "n_runs": 0}
-    frame = tidy(pandas.DataFrame(answer_rows(answers)).assign(engine="exact", run="", **shared))
+    frame = tidy(answer_rows(answers), engine="exact", run="", **shared)
     grid = grid_of(axes, batch.tokens)
     drawn = {name: grid.arrange(each, 0).numpy() for name, each in answers.items()}
     note = "Every input of the task. chance: of guessing evenly among the classes that occur."

@@ -45,7 +45,6 @@ def gradients(runs: str | Sequence[str], start: Annotated[int, START] = 0) -> Re
         start: only what was logged from this step on: the first steps can be larger than all that follows (the
             published figure begins at 1,000 of 65,536).
     """
-    import pandas
 
     if start < 0:
         raise UserError(f"--start {start}: a step from 0")
@@ -60,7 +59,7 @@ def gradients(runs: str | Sequence[str], start: Annotated[int, START] = 0) -> Re
     )
     config = {"runs": [run.name for run, _ in logged], "start": start}
     data = {"logged": {run.name: stages for run, stages in logged}}
-    return Result("gradients", tidy(pandas.DataFrame(rows)), config, notes, data=data)
+    return Result("gradients", tidy(rows), config, notes, data=data)
 
 
 def read_norms(run: Run, start: int) -> dict[str, pandas.DataFrame]:

@@ -57,7 +57,6 @@ def prime_order(
         seed: of the permutations.
     """
     import numpy as np
-    import pandas
 
     from circuits.statistics import holm
 
@@ -72,9 +71,9 @@ def prime_order(
         for metric, strata in ((FOLLOWS, by_run), (SAME_Q, by_q)):
             value, p_value = stratified(values, steps, strata, seed)
             rows.append({"variant": name, "metric": metric, "value": value, "p_value": p_value})
-    frame = pandas.DataFrame(rows).assign(experiment="prime-order", intervention="none", run="all runs")
-    frame = frame.assign(ref="all runs", split="validation", seed=seed, n=len(points), n_runs=len(named))
-    frame = tidy(frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float))))
+    labels = {"run": "all runs", "ref": "all runs", "split": "validation", "seed": seed, "n_runs": len(named)}
+    frame = tidy(rows, experiment="prime-order", intervention="none", n=len(points), **labels)
+    frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
     config = {"runs": list(dict.fromkeys(point.run for point in points)), "level": level, "seed": seed}
     notes = (
         "Rank correlation: of the property with the step, ranks within each run; positive is later. Of the same q: "

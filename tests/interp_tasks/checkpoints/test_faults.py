@@ -11,7 +11,7 @@ from transformer_lens import HookedTransformer
 import tasks
 from circuits import intervene, transplant
 from interp_tasks.checkpoints import load_checkpoint, read_metrics, read_run, save_checkpoint
-from interp_tasks.checkpoints.checkpoint import read_training_state
+from interp_tasks.checkpoints.checkpoint import read_tensors
 from interp_tasks.checkpoints.run_files import digest, read_meta, with_own_sha256
 from interp_tasks.errors import UserError
 from tasks.errors import TaskError
@@ -186,11 +186,11 @@ def test_mangled_training_state(tmp_path):
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(UserError, match=r"training_state\.safetensors has been altered"):
-        read_training_state(saved, read_meta(saved))
+        read_tensors(file, read_meta(saved))
     file.write_bytes(content := b"no tensors")
     rewrite_meta(saved, lambda meta: meta["training_state"].update(digest(content)))
     with pytest.raises(UserError, match="is not a readable safetensors file"):
-        read_training_state(saved, read_meta(saved))
+        read_tensors(file, read_meta(saved))
 
 
 def refusal(path, model, task=None, step=0, **options):
