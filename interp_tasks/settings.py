@@ -26,13 +26,15 @@ MAX_SEEDS = 10_000
 
 
 def parse_settings(given: Sequence[str]) -> dict[str, str]:
-    """Parses ``["train.steps=100"]`` to ``{"train.steps": "100"}``; the last of two wins."""
-    settings = {}
+    """Parses ``["train.steps=100"]`` to ``{"train.steps": "100"}``."""
+    settings: dict[str, str] = {}
     for text in given:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
+        key, equals, value = map(str.strip, text.partition("="))
+        if not equals or not key:
             raise UserError(f"--set {text!r}: write key=value, such as train.steps=1000")
-        settings[key.strip()] = value.strip()
+        if key in settings:
+            raise UserError(f"--set {key} is given twice, as {settings[key]} and as {value}")
+        settings[key] = value
     return settings
 
 
@@ -98,10 +100,9 @@ def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
     # A task that --import brings is not known yet when the options are checked.
     lists = list_keys(task) if task in registry.names() else frozenset()
     config = {}
-    for key, value in parse_settings(settings).items():
-        section, _, name = key.rpartition(".")
-        if section not in ("", "task"):
-            raise UserError(f"--set {key}: here it sets the task's own settings, such as task.n=4")
+    for name, value in parse_settings([text.strip().removeprefix("task.") for text in settings]).items():
+        if "." in name:
+            raise UserError(f"--set {name}: here it sets the task's own settings, such as task.n=4")
         config[name] = typed(value, is_list=f"task.{name}" in lists)
     return config
 

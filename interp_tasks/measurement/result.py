@@ -85,8 +85,8 @@ COLUMNS = (
 )
 #: Columns by their names up to 0.2.
 OLD_NAMES = {"ci_low": "value_ci_low", "ci_high": "value_ci_high"}
-#: The sentence about p-values below a table; its family are the rows that the table shows.
-HOLM = "p adj.: sign-flip test, Holm's adjustment over the {} tests of these rows."
+#: The sentence about p-values below a table; ``--top`` may show fewer rows.
+HOLM = "p adj.: sign-flip test, Holm's adjustment over the {} rows tested."
 #: Sign flips of a test, as in ``circuits.sweep``.
 FLIPS = 9999
 #: What the name of a ratio's metric ends with.

@@ -138,6 +138,7 @@ def test_the_largest_effects_are_ranked(call):
     code, out, _ = call("ablation", *asked, "--top", "3", *SMALL)
     table = out.partition("\n\n")[0].splitlines()[-3:]
     assert (code, len(rows) > 3) == (0, True)
+    assert f"over the {len(rows)} rows tested." in out
     assert [row.split()[0] for row in table] == [row["variant"] for row in largest[:3]]
     both = call("ablation", *asked, "--ckpt", "run@0", "--top", "1", *SMALL)[1].splitlines()
     assert [line.split()[0] for line in both if line.startswith("@") and ":" not in line] == ["@40", "@0"]

@@ -301,9 +301,9 @@ def test_holm_is_over_all_rows_of_the_command(folders):
         rows = result.frame
         assert rows["p_value"].notna().sum() == hypotheses
         assert rows["p_adjusted"].min() == pytest.approx(min(1, rows["p_value"].min() * hypotheses))
-        assert f"Holm's adjustment over the {hypotheses} tests of these rows." in " ".join(result.notes)
+        assert f"Holm's adjustment over the {hypotheses} rows tested." in " ".join(result.notes)
         # Of one metric there are fewer.
         one = result.of_metric("mse_masked")
         assert one.frame["p_value"].notna().sum() == hypotheses // 3
         np.testing.assert_allclose(one.frame["p_adjusted"], holm(one.frame["p_value"].to_numpy(dtype=float)))
-        assert f"over the {hypotheses // 3} tests of these rows." in " ".join(one.notes)
+        assert f"over the {hypotheses // 3} rows tested." in " ".join(one.notes)

@@ -10,7 +10,7 @@ def test_a_note_says_where_no_adjusted_p_value_can_be_small():
     # Two of the 2 ** 4 flips are as extreme as can be, for each of two tests.
     limit = " None can be below 0.25: fewer rows or more examples would do."
     adjusted, [note] = with_holm(rows)
-    assert note.endswith(f"over the 2 tests of these rows.{limit}")
+    assert note.endswith(f"over the 2 rows tested.{limit}")
     assert adjusted["p_adjusted"].fillna(-1).tolist() == [0.02, -1, 0.5]
     assert with_holm(rows.assign(n=64))[1][0].endswith("of these rows.")
     assert with_holm(rows[:0])[1] == []
