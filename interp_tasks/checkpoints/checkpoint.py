@@ -324,9 +324,11 @@ def read_tensors(file: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
     # A header that names a dtype torch lacks surfaces as KeyError, wrong sizes as ValueError or RuntimeError.
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise UserError(f"{file} is not a readable safetensors file: {complaint(error)}") from None
-    for name, tensor in tensors.items() if dtype is not None else ():
+    if is_state:
+        return tensors
+    for name, tensor in tensors.items():
         if tensor.dtype != dtype:
-            own, said = dtype_name(tensor.dtype), dtype_name(dtype)
+            own, said = dtype_name(tensor.dtype), expected["dtype"]
             raise UserError(f"{file}: parameter {name} is {own} where meta.json says {said}")
         if not tensor.isfinite().all():
             raise UserError(f"{file}: parameter {name} holds NaN or infinite values")

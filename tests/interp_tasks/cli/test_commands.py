@@ -186,9 +186,8 @@ def test_train_makes_runs_extends_them_and_ablation_reads_them(call, tmp_path):
     assert [line.split()[:3] for line in stdout.splitlines()] == [
         [f"{out}/seed-{seed}@last", "step", "2"] for seed in (0, 1)
     ]
-    code, stdout, err = call(
-        "train", "matrix-completion", *TINY, "--set", "train.steps=3", "--out", out / "seed-0"
-    )
+    longer = [part.replace("steps=2", "steps=3") for part in TINY]
+    code, stdout, err = call("train", "matrix-completion", *longer, "--out", out / "seed-0")
     assert code == 0, err
     assert "went on from step 2" in err
     assert "step 3" in stdout

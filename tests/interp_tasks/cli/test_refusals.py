@@ -37,9 +37,7 @@ QUICK = {
     "ablation --ckpt bare --task matrix": ["'matrix'", "matrix-completion"],
     "ablation --ckpt bare --task miiii --tokens tokens.npy": ["--task or --tokens, not both"],
     f"ablation {RUN} --set n=4": ["give --task too"],
-    "ablation --ckpt bare --task matrix-completion --set n=4 --set task.n=5": [
-        "--set n is given twice, as 4"
-    ],
+    "tasks data miiii --set p=7 --set task.p=11": ["--set p is given twice, as 7 and as 11"],
     "ablation --ckpt bare --tokens none.npy": ["none.npy"],
     f"ablation {RUN} --tokens tokens.npy --split train": ["--split", "give --split or --tokens, not both"],
     f"ablation {RUN} --samples 0": ["--samples 0"],
