@@ -1,4 +1,4 @@
-"""Whether a ranking by joint exact effects beats those by single ones: greedy removal, and growth, from a start ranking.
+"""Do joint exact effects rank edges better than single ones? Greedy removal, and growth, from a start ranking.
 
     python benchmarks/circuit_removal.py FOLDER [--only PATTERN] [--arms PATTERN]
 
