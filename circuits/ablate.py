@@ -208,9 +208,7 @@ def all_but(
         raise CircuitsError(f"{caller}: heads {heads!r} are all there are; name those to keep")
     groups = [one for one in kept.heads if isinstance(one, KeyValueGroup)]
     if groups:
-        raise CircuitsError(
-            f"{caller}: heads are ablated at z, which has no key-value group {groups[0]}; name heads"
-        )
+        raise CircuitsError(f"{caller}: z has no key-value group {groups[0]}; name heads")
     others = replace(place, heads=replace(kept, others=True))
     replacement = _replacement(how, reference, source, seed, caller)
     return Edit(caller, (others,), replacement, parse_query_positions(positions, caller))
@@ -314,9 +312,7 @@ def frequencies(
         )
     coordinate_positions = parse_keys(coords, caller)
     if coordinate_positions is None:
-        raise CircuitsError(
-            f"{caller}: coords are the positions of the tokens that are the coordinates; got None"
-        )
+        raise CircuitsError(f"{caller}: coords are the positions of the coordinates; got None")
     parse_choice(directions, DIRECTIONS, caller, "directions")
     functions = fourier_functions(
         parse_tokens(grid, caller, "grid"), coordinate_positions, int(period), chosen, directions, caller

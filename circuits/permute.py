@@ -79,9 +79,7 @@ def positions(permutation_or_seed: IndicesLike) -> Edit:
     given = given.tolist() if isinstance(given, Tensor) else given
     order = tuple(given) if isinstance(given, Iterable) else ()
     if not order or not all(map(is_whole, order)) or sorted(order) != list(range(len(order))):
-        raise CircuitsError(
-            f"{CALLER}: {given!r} is neither a seed nor a permutation of 0..n-1, each number once"
-        )
+        raise CircuitsError(f"{CALLER}: {given!r} is neither a seed nor a permutation of 0..n-1")
     return _edit(Permuted(None, tuple(map(int, order))))
 
 

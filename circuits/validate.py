@@ -105,9 +105,7 @@ def index_by_text(given: Mapping[Any, Any], caller: str, kind: str) -> dict[str,
     texts: dict[str, Any] = {}
     for name, value in given.items():
         if str(name) in texts:
-            raise CircuitsError(
-                f"{caller}: two {kind} are called {str(name)!r} as text; give them different names"
-            )
+            raise CircuitsError(f"{caller}: two {kind} are called {str(name)!r} as text; give other names")
         texts[str(name)] = value
     return texts
 

@@ -146,9 +146,7 @@ class Circuit:
                 f"circuit.{self.kind}(names) or found.top(20)"
             )
         if self.kind != other.kind:
-            raise CircuitsError(
-                "one circuit is of nodes and the other of edges; they have no members in common"
-            )
+            raise CircuitsError("one circuit is of nodes, the other of edges; they have no members in common")
         if None not in (self.graph, other.graph) and self.graph != other.graph:
             raise CircuitsError("the circuits are of models of different shapes")
         graph = self.graph or other.graph

@@ -176,9 +176,7 @@ def parse_member(text: object, kind: str, caller: str) -> tuple[Member, Where]:
         return _parse_node(name.strip(), text, caller), where
     sender, arrow, receiver = name.partition("->")
     if not arrow:
-        raise CircuitsError(
-            f'{caller}: {text!r} is no edge; write sender -> receiver, such as "0.1 -> 1.3.q"'
-        )
+        raise CircuitsError(f'{caller}: {text!r} is no edge; write sender -> receiver: "0.1 -> 1.3.q"')
     edge = Edge(_parse_node(sender.strip(), text, caller), _parse_input(receiver.strip(), text, caller))
     # An MLP's stage is that of its input, and a head's too: neither receives from itself.
     if edge.sender.stage >= edge.receiver.stage:
@@ -225,9 +223,7 @@ def _parse_input(name: str, text: str, caller: str) -> Input:
     if found is not None:
         return found
     if _HEAD.fullmatch(name):
-        raise CircuitsError(
-            f"{caller}: {text!r}: say which input of head {name}: {name}.q, {name}.k or {name}.v"
-        )
+        raise CircuitsError(f"{caller}: {text!r}: say which input: {name}.q, {name}.k or {name}.v")
     raise CircuitsError(f"{caller}: {name!r} of {text!r} receives nothing; receivers are {INPUTS}")
 
 

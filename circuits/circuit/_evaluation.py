@@ -214,9 +214,7 @@ def _measure_minimality(measurement: Measurement, circuit: Circuit, flips: int) 
 def _read(circuits: Any) -> dict[str, Circuit]:
     given = {"circuit": circuits} if isinstance(circuits, Circuit) else circuits
     if not isinstance(given, Mapping) or not given:
-        raise CircuitsError(
-            f"{_CALLER}: give circuits by name, such as {{'IG': c}}; got {format_value(given)}"
-        )
+        raise CircuitsError(f"{_CALLER}: give circuits by name, {{'IG': c}}; got {format_value(given)}")
     for name, one in given.items():
         if not isinstance(one, Circuit):
             raise CircuitsError(

@@ -183,9 +183,7 @@ def is_sender(hook: Any) -> bool:
 def cached_replacement(activations: dict[str, Any], caller: str) -> FromTensors:
     """Returns the replacement by activations of a source, by full hook name."""
     if not activations:
-        raise CircuitsError(
-            f"{caller}: the source has no activation of a sender (hook_embed, hook_z, hook_mlp_out)"
-        )
+        raise CircuitsError(f"{caller}: the source has no sender (hook_embed, hook_z, hook_mlp_out)")
     tensors = {name: parse_activation(given, name, caller) for name, given in activations.items()}
     return FromTensors(tuple((name, Snapshot(tensor)) for name, tensor in tensors.items()))
 

@@ -97,9 +97,7 @@ class Examples:
     def checked(self, output: Any) -> Tensor:
         """Returns the output of the model; refuses one that no metric can read."""
         if not isinstance(output, Tensor) or not output.is_floating_point():
-            raise CircuitsError(
-                f"{self.caller}: the model's output is {type(output).__name__}, not a tensor of numbers"
-            )
+            raise CircuitsError(f"{self.caller}: the output is {type(output).__name__}, no tensor of numbers")
         return output
 
 

@@ -93,9 +93,7 @@ class Grid:
         axes = dict(self.axes) if isinstance(self.axes, Mapping) else {}
         sizes = axes.values()
         if not axes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
-            raise CircuitsError(
-                f'Grid: axes are names and sizes, such as {{"row": 7, "column": 7}}; got {self.axes!r}'
-            )
+            raise CircuitsError(f'Grid: axes are names and sizes, {{"row": 7, "col": 7}}; got {self.axes!r}')
         index_by_text(axes, "Grid", "coordinates")
         object.__setattr__(self, "axes", axes)
 

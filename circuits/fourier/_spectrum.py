@@ -371,9 +371,7 @@ def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD) -> Clusters
         shape = list(bands.power.shape[1:])
         raise CircuitsError(f"fourier.clusters: needs one axis of neurons and those of the grid; got {shape}")
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
-        raise CircuitsError(
-            f"fourier.clusters: threshold={threshold!r}; give a share of the variance, 0 to 1"
-        )
+        raise CircuitsError(f"fourier.clusters: threshold={threshold!r}; give a share from 0 to 1")
     best = bands.share.cpu().max(0)
     return Clusters(
         bands.labels, torch.where(best.values > 0, best.indices, -1), best.values, float(threshold)

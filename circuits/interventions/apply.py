@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, _GeneratorContextManager, contextmanager
 from functools import partial
 from typing import Any, overload
 
@@ -51,15 +51,21 @@ def plan_steps(interventions: Iterable[Any], surface: HookedModel) -> Plan:
         plan += intervention.plan(surface)
     if edges := [step for step in plan if isinstance(step, EdgePatch)]:
         if surface.spliced:
-            raise CircuitsError(
-                f"{edges[0].label}: paths are not supported while an autoencoder is spliced in"
-            )
+            raise CircuitsError(f"{edges[0].label}: no paths while an autoencoder is spliced in")
         check_edges(edges, surface)
     return tuple(plan)
 
 
-@contextmanager
-def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[nn.Module]:
+class Block(_GeneratorContextManager[nn.Module]):
+    """A block of `intervene`."""
+
+    def __enter__(self) -> nn.Module:
+        if not hasattr(self, "args"):  # contextlib deletes them
+            raise CircuitsError("intervene: a block is entered once; call intervene again for another")
+        return super().__enter__()
+
+
+def intervene(model: nn.Module, *interventions: Intervention) -> Block:
     """Runs the model with some edits inside a block.
 
         with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):
@@ -77,6 +83,10 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[nn.Mod
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.
     """
+    return Block(_intervene, (model, *interventions), {})
+
+
+def _intervene(model: nn.Module, *interventions: Intervention) -> Generator[nn.Module, None, None]:
     surface = HookedModel(model)
     with hold_model_exclusively(surface.model):
         # Not before: another thread may have put something in the place of the parameters.
@@ -134,9 +144,7 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
     for write in writes:
         numbers = write.positions if end and isinstance(write.positions, tuple) else ()
         for late in (number for number in numbers if number >= end):
-            raise CircuitsError(
-                f"{write.label}: no position {late}: the model generated up to position {end - 1}"
-            )
+            raise CircuitsError(f"{write.label}: no position {late}: the model generated up to {end - 1}")
 
 
 def _explain_unused_edit(surface: HookedModel, place: ActivationEdit | Receiver, call: EditedRuns) -> str:

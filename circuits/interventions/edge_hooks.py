@@ -500,9 +500,7 @@ def patched_edges(surface: HookedModel, call: EditedRuns) -> Iterator[None]:
     """
     outer = _open.get(surface.model)
     if outer is not None and call.edges:
-        raise CircuitsError(
-            f"{call.edges[0].label}: a block around this one has paths; give all to one block"
-        )
+        raise CircuitsError(f"{call.edges[0].label}: a block around it has paths; give all to one block")
     hooks = EdgeHooks(surface, call) if call.edges else outer
     try:
         if hooks is not None:

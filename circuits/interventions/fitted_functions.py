@@ -106,9 +106,7 @@ class RemoveFitted(Replacement):
                 f"{context.write.label}: call the whole model with a tensor of tokens, which tell its examples"
             )
         if context.mask is not None:
-            raise CircuitsError(
-                f"{self.functions.caller}: the run has padding, the examples it was fitted on have none"
-            )
+            raise CircuitsError(f"{self.functions.caller}: the run has padding, and the fit had none")
         functions = context.run.once(id(self), lambda: self.functions.at(tokens))
         fit = context.references["fit"].to(current.device)
         share = (functions.to(current.device) @ fit[1:].flatten(1)).reshape(current.shape)
@@ -127,9 +125,7 @@ def fourier_functions(
     """
     tokens, size = grid.tensor, period ** len(coords)
     if outside := [position for position in coords if not -tokens.shape[1] <= position < tokens.shape[1]]:
-        raise CircuitsError(
-            f"{caller}: no position {outside[0]}: the grid has positions 0-{tokens.shape[1] - 1}"
-        )
+        raise CircuitsError(f"{caller}: no position {outside[0]}: the grid has 0-{tokens.shape[1] - 1}")
     x = tokens[:, list(coords)]
     ids = not tokens.is_floating_point() and tokens.ndim == 2
     in_range = ids and int(x.min()) >= 0 and int(x.max()) < period

@@ -116,7 +116,5 @@ def draws(make: Callable[[int], Intervention], count: int, seed: int = 0) -> Dra
     children = np.random.SeedSequence(parse_seed(seed, "draws")).generate_state(int(count), np.uint64) >> 1
     interventions = tuple(call_make(make, "draws", (int(child),)) for child in children)
     if not all(isinstance(one, Intervention) for one in interventions):
-        raise CircuitsError(
-            f"draws: make(seed) must return an intervention, got {type(interventions[0]).__name__}"
-        )
+        raise CircuitsError(f"draws: make(seed) makes an intervention; got {type(interventions[0]).__name__}")
     return Draws(interventions)

@@ -123,9 +123,7 @@ class CleanPassResults:
                     surface.call(chunk)
                 for one, kept in found.items():
                     if one.hook not in seen:
-                        raise CircuitsError(
-                            f"{one.hook} never fired in a clean pass: nothing to take from it"
-                        )
+                        raise CircuitsError(f"{one.hook} never fired in a clean pass: nothing to take")
                     activation = seen[one.hook].detach()
                     if one.reduction is not None:
                         # One running sum, as it is there to save memory.

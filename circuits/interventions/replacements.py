@@ -249,7 +249,11 @@ class Computed(Replacement):
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         # A copy, so that a function that works in place does not reach the entries that are to stay.
-        new = dense_if_array(self.function(current.clone()), f"{context.write.label}: the function")
+        try:
+            new = dense_if_array(self.function(current.clone()), f"{context.write.label}: the function")
+        except RecursionError as error:
+            message = f"{context.write.label}: the function runs the model that it edits, without end"
+            raise CircuitsError(message) from error
         if not isinstance(new, Tensor) or new.shape != current.shape or new.is_complex():
             kind = "complex " if isinstance(new, Tensor) and new.is_complex() else ""
             got = f"{kind}{list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__

@@ -127,9 +127,7 @@ def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], po
     """Returns the output, the streams and their parts at the positions that are kept."""
     at, columns = parse_positions(positions, "lens, positions"), None
     if isinstance(at, Snapshot):
-        raise CircuitsError(
-            "lens, positions: without a metric they are whole numbers, the same in every example"
-        )
+        raise CircuitsError("lens, positions: without a metric whole numbers, the same in every example")
     if at is not None:
         # Refuses those that are not there.
         select_positions(at, prompts.shape[1], "lens, positions", prompts.real)

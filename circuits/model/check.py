@@ -16,6 +16,7 @@ from circuits.errors import CircuitsError
 from circuits.model.activation_recording import hold_eval_mode, recording
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, hooks_on
+from circuits.model.inputs import parse_prompts
 from circuits.model.sites import KINDS, Site
 from circuits.model.supported import decided, is_unchecked, unchecked
 
@@ -55,6 +56,7 @@ def check(model: nn.Module, tokens: Tensor | None = None) -> pd.DataFrame:
         if tokens is None:
             shape = 2, min(8, getattr(cfg, "n_ctx", 8))
             tokens = torch.randint(cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))
+        tokens = parse_prompts(surface, tokens, "check").tokens
         surface.check_inputs(tokens, "check: tokens")
         with hold_eval_mode(model), torch.no_grad():
             rows = _rows(surface, tokens.to(surface.device))

@@ -96,9 +96,7 @@ def path(
     else:
         place, *others = parse_what(sender, caller)
         if others:
-            raise CircuitsError(
-                f'{caller}: sender {sender!r} is a layer; name its heads, or a site such as "mlp_out.1"'
-            )
+            raise CircuitsError(f'{caller}: sender {sender!r} is a layer; name heads or a site: "mlp_out.1"')
     targets = _receivers(receiver, caller)
     check_ends(place.site, [target.site for target in targets if target is not None])
     if through is not None:

@@ -82,7 +82,7 @@ def edges(
         method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
             mean of the gradients at `steps` midpoints between the network's embeddings on base and on the source (Hanna
             et al. 2024, arXiv:2403.17806). "gim", the same with GIM's backward pass (Edin et al. 2025,
-            arXiv:2505.17630; of a HookedTransformer), but for norms on the stream itself, of post-norm models.
+            arXiv:2505.17630), but for norms on the stream itself, of post-norm models.
         steps: runs between base and source, of "integrated" and "gim"; 0: the gradient at base.
         exact: how many of the first rows of each metric are also swept; or "all".
         rank: "mean", by |mean estimate|, or "size", by mean |estimate|: signs that differ cancel in the mean.
@@ -102,7 +102,9 @@ def edges(
     settings: Row = {"method": method, "how": how}
     settings |= {"direction": DIRECTION} if how == "resample" else {}
     settings |= {"steps": steps} if between else {}
-    return _screen_edges(replace(pair, gim=method == "gim"), _parse_spans(spans), between, options, settings)
+    return _screen_edges(
+        replace(pair, gim=method == "gim"), _parse_spans(spans, pair.base.lengths), between, options, settings
+    )
 
 
 def _screen_edges(
@@ -144,16 +146,18 @@ def _screen_edges(
     return tabulate_screening(*found, rows, path, options, settings)
 
 
-def _parse_spans(spans: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
-    """Returns the positions of each span by its name, in order."""
+def _parse_spans(spans: Mapping[str, Sequence[int]] | None, lengths: Tensor) -> dict[str, tuple[int, ...]]:
+    """Returns the positions of each span by its name, in order; refuses those that some prompt is too short for."""
     if spans is None:
         return {}
     if not isinstance(spans, Mapping) or not spans:
-        raise CircuitsError(
-            f'{CALLER}: spans are positions by name, {{"noun": [6, 7]}}; got {format_value(spans)}'
-        )
+        raise CircuitsError(f'{CALLER}: spans name positions, {{"noun": [6, 7]}}; got {format_value(spans)}')
     named = {name: () if at is None else at for name, at in index_by_text(spans, CALLER, "spans").items()}
     read = {name: parse_indices(where, CALLER, f"span {name!r}") for name, where in named.items()}
+    shortest, least = int(lengths.argmin()), int(lengths.min())
+    for name, where in read.items():
+        if (last := max(where or ())) >= least:
+            raise CircuitsError(f"{CALLER}: span {name!r}: prompt {shortest} has no position {last}")
     return {name: tuple(sorted(where or ())) for name, where in read.items()}
 
 

@@ -7,36 +7,53 @@ is that at temperature 2, the scale of a norm is a constant, and the gradient at
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from circuits.errors import CircuitsError
+from circuits.logit_lens._stream_parts import Norm
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
+from circuits.model.softmax_hooks import pattern_of
 
 TEMPERATURE = 2.0
 SHARES = {"q": 0.25, "k": 0.25, "v": 0.5}
+Hooked = tuple[str, Function]
 
 
-def gim_functions(surface: HookedModel, caller: str) -> list[tuple[str, Function]]:
-    """Returns what to call at which hooks so that a backward pass through a run is GIM's.
-
-    Raises:
-        CircuitsError: for a bridge, in which the scale of a norm has no hook.
-    """
-    if surface.bridged:
-        raise CircuitsError(
-            f'{caller}: method "gim" needs a HookedTransformer: bridges do not say what a norm divides by'
-        )
-    functions: list[tuple[str, Function]] = [
-        (hook, torch.Tensor.detach) for hook in surface.hooks if hook.endswith(".hook_scale")
-    ]
+def with_gim(recorders: Iterable[Hooked], surface: HookedModel) -> list[Hooked]:
+    """Returns what to call at which hooks so that a backward pass through a run, and to what is recorded, is GIM's."""
+    before: list[Hooked] = []
+    after: list[Hooked] = []
+    for scale in (hook for hook in surface.hooks if hook.endswith(".hook_scale")):
+        path = scale.removesuffix(".hook_scale")
+        if surface.bridged:
+            # It may call a norm of its own, which reads no scale at a hook. What is recorded may be a norm's output.
+            keep, freeze = _hold_scale(surface, path)
+            before.append((f"{path}.hook_out", freeze))
+            after.append((f"{path}.hook_in", keep))
+        else:
+            after.append((scale, torch.Tensor.detach))
     for layer in range(surface.n_layers):
         attention = f"blocks.{layer}.attn"
-        functions += [(f"{attention}.hook_{name}", _share(part)) for name, part in SHARES.items()]
+        after += [(f"{attention}.hook_{name}", _share(part)) for name, part in SHARES.items()]
         keep, at_temperature = _softmax()
-        functions += [(f"{attention}.hook_attn_scores", keep), (f"{attention}.hook_pattern", at_temperature)]
-    return functions
+        after += [(f"{attention}.hook_attn_scores", keep), (f"{attention}.hook_pattern", at_temperature)]
+    return [*before, *recorders, *after]
+
+
+def _hold_scale(surface: HookedModel, path: str) -> tuple[Function, Function]:
+    """Returns what keeps the input of a norm, and what gives its output the gradient at a constant scale."""
+    weight = next(surface.model.get_submodule(path).parameters(), torch.ones(surface.sizes["d_model"] or 1))
+    norm = Norm.at(surface, path, torch.randn(1, *weight.shape, device=surface.device).to(weight.dtype)[None])
+    seen: list[Tensor] = []
+
+    def freeze(output: Tensor) -> Tensor:
+        x = seen.pop()
+        return with_gradient_of(output, norm.linear(x, norm.scale(x.detach())))
+
+    return seen.append, freeze
 
 
 def _share(part: float) -> Function:
@@ -45,14 +62,13 @@ def _share(part: float) -> Function:
 
 
 def _softmax() -> tuple[Function, Function]:
-    """Returns what keeps a layer's scores, and what gives its pattern the gradient at another temperature."""
+    """Returns what reads a layer's scores, and what gives its pattern the gradient at another temperature."""
     seen: list[Tensor] = []
-
-    def at_temperature(pattern: Tensor) -> Tensor:
-        # Times the temperature, as the softmax at temperature T has 1/T of the gradient of that of scores/T.
-        return with_gradient_of(pattern, TEMPERATURE * (seen.pop() / TEMPERATURE).softmax(-1))
-
-    return seen.append, at_temperature
+    # Times the temperature, as the softmax at temperature T has 1/T of the gradient of that of scores/T.
+    return (
+        lambda scores: seen.append(TEMPERATURE * pattern_of(scores / TEMPERATURE)),
+        lambda pattern: with_gradient_of(pattern, seen.pop()),
+    )
 
 
 def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:

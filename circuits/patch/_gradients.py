@@ -24,7 +24,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import Site
-from circuits.patch._gim import gim_functions
+from circuits.patch._gim import with_gim
 from circuits.sweeps.metrics import BASELINE, PerExample, is_pair, quote_metric
 from circuits.validate import is_whole
 
@@ -196,7 +196,7 @@ class PatchExamples(Examples):
         }
         functions: list[tuple[str, Function]] = list(recorders.items())
         if graph and self.gim:
-            functions += gim_functions(self.surface, self.caller)
+            functions = with_gim(functions, self.surface)
         if self.logit_columns is not None:
             read = (self.logit_columns if columns is None else columns).to(self.surface.device)
             functions.append((UNEMBED, lambda x: x.index_select(1, read)))
@@ -248,9 +248,7 @@ def ready_for_gradients(surface: HookedModel) -> Iterator[None]:
 def parse_steps(steps: Any, method: str, caller: str) -> int | None:
     """Returns the number of runs on the way between base and source; None for the gradient at base."""
     if not is_whole(steps, 0):
-        raise CircuitsError(
-            f"{caller}: steps={steps!r}; give a whole number of points, 0 for the gradient at base"
-        )
+        raise CircuitsError(f"{caller}: steps={steps!r}; give a number of points, 0 for the gradient at base")
     return None if method == "gradient" else int(steps) or None
 
 

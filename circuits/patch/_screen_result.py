@@ -173,9 +173,7 @@ class ScreenOptions(NamedTuple):
 def parse_options(caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any) -> ScreenOptions:
     parse_choice(rank, RANKS, caller, "rank")
     if exact != "all" and not is_whole(exact, 1):
-        raise CircuitsError(
-            f'{caller}: exact={exact!r}; give how many top rows to measure, exact=10, or exact="all"'
-        )
+        raise CircuitsError(f'{caller}: exact={exact!r}; give a number of rows, exact=10, or exact="all"')
     resampling = parse_resampling(seed, draws, flips, caller)
     return ScreenOptions(None if exact == "all" else int(exact), rank, resampling)
 

@@ -66,9 +66,7 @@ def marked(mask: ArrayLike) -> Bool[Tensor, "batch query key"]:
     """Marks for every query the positions that `mask` [batch pos] marks in its example, such as the masked entries."""
     mask = dense_if_array(mask, "patterns.marked")
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:
-        raise CircuitsError(
-            f"patterns.marked: expected a boolean mask [batch pos], got {_describe_given(mask)}"
-        )
+        raise CircuitsError(f"patterns.marked: expected a bool mask [batch pos], got {_describe_given(mask)}")
     return mask.cpu()[:, None, :].expand(-1, mask.shape[1], -1)
 
 

@@ -47,9 +47,7 @@ class ProbeSite:
         """
         kind = self.site.kind
         if activation.ndim < 3:
-            raise CircuitsError(
-                f"probe: {self.hook} is {list(activation.shape)}; a probe reads [batch pos ...]"
-            )
+            raise CircuitsError(f"probe: {self.hook} is {list(activation.shape)}, not [batch pos ...]")
         activation = prompts.in_order(activation, kind.position_axes, lowest=True)
         if kind.head_axis == 1:
             activation = rearrange(activation, "batch head query key -> batch query head key")
@@ -134,9 +132,7 @@ def parse_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ..
     kinds = kind if isinstance(kind, Mapping) else dict.fromkeys(targets, kind)
     unknown = [name for name in kinds if name not in targets]
     if unknown:
-        raise CircuitsError(
-            f"probe, kind: no target {unknown[0]!r}; targets are {', '.join(map(str, targets))}"
-        )
+        raise CircuitsError(f"probe, kind: no target {unknown[0]!r} among {', '.join(map(str, targets))}")
     index_by_text(targets, "probe", "targets")
     return tuple(
         _parse_target(str(name), values, kinds.get(name, REGRESSION), prompts)
@@ -211,9 +207,7 @@ def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed
         & prompts.reached
     )
     if splits is not None and (not isinstance(splits, Mapping) or ALL in splits):
-        raise CircuitsError(
-            f"probe: splits are a dict of masks by name, none of them {ALL!r}; got {splits!r}"
-        )
+        raise CircuitsError(f"probe: splits are a dict of masks by name, none {ALL!r}; got {splits!r}")
     named = {ALL: None, **index_by_text(splits or {}, "probe", "splits")}
     all_splits = {
         name: prompts.in_order(chosen_entries(mask, prompts, f"probe, split {name!r}"))

@@ -296,7 +296,7 @@ def compare(
     measured = Metric.of(metric, given, None, "compare")
     found: Measurements | None = None
     done = 0
-    for clean, outputs in parts:
+    for clean, outputs in parts if isinstance(parts, Iterable) else ():
         if found is None:
             found = Measurements(
                 [{"variant": name, **(columns or {}).get(name, {})} for name in outputs], "given"

@@ -82,9 +82,7 @@ def test_slices_are_moved_as_a_whole():
         assert (columns // 4 == GRID // 4).all(), "an entry left its row"
         assert (columns % 4 == columns[:1] % 4).all(), "a column was torn apart"
         assert (rows[:, 0] // 4 == random_order(3, seed)).all()
-    assert len({str(given(permute.slices((3, 4), 0, seed))) for seed in range(60)}) == 6, (
-        "not all permutations"
-    )
+    assert len({str(given(permute.slices((3, 4), 0, seed))) for seed in range(60)}) == 6, "not all"
 
 
 def test_within_slices_nothing_leaves_its_slice():

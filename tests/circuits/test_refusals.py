@@ -13,6 +13,7 @@ from circuits import (
     Site,
     ablate,
     cache,
+    check,
     circuit,
     compare,
     draws,
@@ -41,6 +42,7 @@ pytestmark = pytest.mark.usefixtures("untyped", "hooked_only")
 tokens = torch.randint(11, (8, 6), generator=torch.Generator().manual_seed(0))
 other = torch.randint(11, (8, 6), generator=torch.Generator().manual_seed(1))
 hidden = tokens > 4
+uneven = [[1, 2, 3], [4, 5]]
 zero = {"0.1": ablate.zero("0.1")}
 RESULT, HOOK_Z = "blocks.0.attn.hook_result", "blocks.0.attn.hook_z"
 chain = circuit.edges(["0.1 -> 1.3.q"])
@@ -240,7 +242,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: chain.keep(), "circuit.keep", "needs source="),
     (lambda m: chain.keep(other, how="zero"), 'how="zero" has no source'),
     (lambda m: chain.keep(other, how="noise"), "how='noise'", "'resample', 'mean', 'zero'"),
-    (lambda m: chain.keep({"blocks.0.hook_resid_pre": other / 1}), "no activation of a sender"),
+    (lambda m: chain.keep({"blocks.0.hook_resid_pre": other / 1}), "the source has no sender"),
     (lambda m: circuit.evaluate(m, {}, tokens, other, logit), "give circuits by name"),
     (lambda m: circuit.evaluate(m, {"a": ["0.1"]}, tokens, other, logit), "a: list is no circuit"),
     (
@@ -295,7 +297,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: patch.attribution(m, tokens, other, logit, draws=0), "draws and flips are positive"),
     (suppressed, "infinite", "a token that the model or an edit suppresses"),
     (under_autocast, "lens", "under torch.autocast", "call it outside"),
-    (lambda m: patch.edges(m, tokens, other, metric=logit, steps=-1), "steps=-1", "a whole number of points"),
+    (lambda m: patch.edges(m, tokens, other, metric=logit, steps=-1), "steps=-1", "a number of points"),
     (lambda m: patch.screen(m, tokens, other, metric=logit, sites="z", by="neuron"), "no neurons"),
     (lambda m: patch.edges(m, tokens, other, logit, method="grad"), "method='grad'", "'integrated'"),
     (lambda m: patch.edges(m, tokens, other, logit, exact="verified"), "exact=10", 'exact="all"'),
@@ -306,8 +308,20 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: patch.edges(m, tokens, other, spans={1: 0, "1": 1}), "two spans are called '1'"),
     (lambda m: sweep(m, tokens, ablate.zero("0.1"), lambda x, y: x), "the output alone (batch= gives more)"),
     (
-        lambda m: patch.edges(build(family=BRIDGE), tokens, other, logit, method="gim"),
-        "needs a HookedTransformer",
+        lambda m: patch.edges(m, uneven, uneven, logit, spans={"noun": [1, 2]}),
+        "'noun': prompt 1",
+        "position 2",
+    ),
+    (
+        lambda m: [block.__enter__() for block in 2 * [intervene(m)]],
+        "a block is entered once; call intervene",
+    ),
+    (lambda m: compare(None, logit), "compare: no outputs"),
+    (lambda m: check(m, "x"), "check: the model has no tokenizer"),
+    (
+        lambda m: run(m, tokens, edit("z.0", lambda z: m(tokens) and z)),
+        "edit(z.0)",
+        "the model that it edits",
     ),
     (lambda m: lens(m, tokens, lambda x: {"a": logit(x), "b": logit(x)}), "one metric at a time"),
     (lambda m: lens(m, tokens, batch=[1]), "batch= goes with metric="),

@@ -27,7 +27,7 @@ def test_names_of_all_kinds_are_read_alike():
     ("name", "message"),
     [
         ("0.1", "is no edge; write sender -> receiver"),
-        ("0.1 -> 1.3", "say which input of head 1.3: 1.3.q, 1.3.k or 1.3.v"),
+        ("0.1 -> 1.3", "say which input: 1.3.q, 1.3.k or 1.3.v"),
         ("1.1 -> 0.3.q", "no edge 1.1 -> 0.3.q: the receiver is computed before the sender is"),
         ("mlp1 -> 1.0.k", "computed before"),
         ("output -> 1.3.q", "'output' of 'output -> 1.3.q' is no node that sends"),
@@ -81,7 +81,7 @@ def test_operations_are_those_of_sets_of_members_and_positions(model):
 def test_what_cannot_be_combined(model, make_model, hooked_only):
     with pytest.raises(CircuitsError, match=r"write circuit.full\(model\) - c"):
         ~circuit.edges(["0.1 -> 1.3.q"])
-    with pytest.raises(CircuitsError, match="one circuit is of nodes and the other of edges"):
+    with pytest.raises(CircuitsError, match="one circuit is of nodes, the other of edges"):
         circuit.edges([]) | circuit.nodes(["0.1"])
     with pytest.raises(CircuitsError, match="models of different shapes"):
         circuit.full(model) - circuit.full(make_model(0, hooked_only, n_layers=3))

@@ -184,9 +184,7 @@ def test_controls_are_random_circuits_of_what_can_matter_as_large_and_at_as_many
     model, tokens, other_tokens, monkeypatch
 ):
     asked, kept = [], _measurement.Measurement.of_circuit
-    monkeypatch.setattr(
-        _measurement.Measurement, "of_circuit", lambda self, c: asked.append(c) or kept(self, c)
-    )
+    monkeypatch.setattr(_measurement.Measurement, "of_circuit", lambda m, c: asked.append(c) or kept(m, c))
     full, chain = circuit.full(model), circuit.edges(CHAIN)
     positions = [name for name in full if name.startswith("pos_embed")]
     given = {"edges": chain | circuit.edges(positions), "full": full}

@@ -88,7 +88,7 @@ def test_a_stream_of_tokens(rotary, by_hand, prompt, other_tokens):
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_what_cannot_take_effect_is_refused(rotary, prompt, use_cache):
     for text, one in [
-        ("no position 40: the model generated up to position 7", push([0, 40])),
+        ("no position 40: the model generated up to 7", push([0, 40])),
         ("none of its positions came in 5 run", push(slice(20, None))),
         ("no position -9: the prompt has positions 0-3", push(-9)),
         (r"the mask is \[batch pos\] = \[3, 5\]", push(torch.ones(3, 5).bool())),

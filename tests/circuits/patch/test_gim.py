@@ -1,10 +1,16 @@
 """GIM's backward pass against a forward written by hand whose softmax, norms and products have other gradients."""
 
+from importlib import import_module
+from unittest import mock
+
 import pytest
 import torch
+from torch import Tensor
 
-from circuits import patch
-from tests.circuits.conftest import build
+from tests.circuits.conftest import FAMILIES, build, forward
+from tests.circuits.patch.by_hand import ONE, edges
+
+SHARES = {"q": 0.25, "k": 0.25, "v": 0.5}
 
 
 class SoftmaxAtTwo(torch.autograd.Function):
@@ -22,74 +28,65 @@ class SoftmaxAtTwo(torch.autograd.Function):
         return soft * (gradient - (gradient * soft).sum(-1, keepdim=True))
 
 
-class Share(torch.autograd.Function):
-    """The identity, which passes a part of its gradient back."""
-
-    @staticmethod
-    def forward(ctx, x, part):
-        ctx.part = part
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return ctx.part * gradient, None
+def share(x, part):
+    """The same, which passes a part of its gradient back."""
+    passed = x.clone()
+    passed.register_hook(lambda gradient: part * gradient)
+    return passed
 
 
-def norm(x, module, eps):
-    x = x - x.mean(-1, keepdim=True)
-    return module.w * x / (x.square().mean(-1, keepdim=True) + eps).sqrt().detach() + module.b
+def embedded(by_hand, model, tokens):
+    """The embeddings [batch pos d_model], positions left out, and the logits of a forward by hand."""
+    seen = []
+    logits = by_hand(model, tokens, lambda site, layer, x: seen.append(x) or x if site == "embed" else x)
+    return seen[0], logits
 
 
-def logits(model, stream):
-    """The forward pass from the sum of the embeddings [batch pos d_model] on."""
-    cfg = model.cfg
-    causal = torch.ones(stream.shape[1], stream.shape[1], dtype=torch.bool).tril()
-    for block in model.blocks:
-        attention, read = block.attn, norm(stream, block.ln1, cfg.eps)
-        q, k, v = (
-            Share.apply(
-                torch.einsum("bpd,hde->bphe", read, getattr(attention, f"W_{name}"))
-                + getattr(attention, f"b_{name}"),
-                part,
-            )
-            for name, part in (("Q", 0.25), ("K", 0.25), ("V", 0.5))
-        )
-        scores = torch.einsum("bqhe,bkhe->bhqk", q, k) / attention.attn_scale
-        pattern = SoftmaxAtTwo.apply(scores.masked_fill(~causal, -torch.inf))
-        z = torch.einsum("bhqk,bkhe->bqhe", pattern, v)
-        stream = stream + torch.einsum("bqhe,hed->bqd", z, attention.W_O) + attention.b_O
-        hidden = norm(stream, block.ln2, cfg.eps) @ block.mlp.W_in + block.mlp.b_in
-        stream = stream + hidden.relu() @ block.mlp.W_out + block.mlp.b_out
-    return norm(stream, model.ln_final, cfg.eps) @ model.unembed.W_U + model.unembed.b_U
+def gim(by_hand, model, tokens, stream):
+    """The logits of a forward by hand from the embeddings on, with GIM's gradients."""
+    scores = {}
+
+    def edit(site, layer, x):
+        if site == "scores":
+            scores[layer] = x
+        if site == "pattern":
+            return SoftmaxAtTwo.apply(scores[layer])
+        return stream if site == "embed" else share(x, SHARES[site]) if site in SHARES else x
+
+    # In both forwards only norms take squares.
+    with mock.patch.object(Tensor, "square", lambda x: x.detach() * x.detach()):
+        return by_hand.__wrapped__(model, tokens, edit)
 
 
 def metric(output):
     return output[:, -1, 3] - output[:, -1, 5]
 
 
-@pytest.fixture
-def model(hooked_only):
-    return build(attention_dir="causal", normalization_type="LN", act_fn="relu", family=hooked_only)
-
-
-@pytest.mark.parametrize(("steps", "share"), [(1, 0.5), (0, 0.0)])
-def test_all_edges_of_the_embedding_together_carry_its_gradient_by_hand(
-    model, tokens, other_tokens, steps, share
-):
+def check(model, by_hand, tokens, other, steps=1):
     """Every path from the embedding begins with one of its edges; one step is the gradient halfway to the source."""
-    with torch.no_grad():
-        here, there = (model.embed(each) for each in (tokens, other_tokens))
-        stream = here + share * (there - here) + model.pos_embed(tokens)
-        torch.testing.assert_close(logits(model, here + model.pos_embed(tokens)), model(tokens))
-    stream.requires_grad_()
-    (gradient,) = torch.autograd.grad(metric(logits(model, stream)).sum(), stream)
+    (here, logits), (there, _) = (embedded(by_hand, model, each) for each in (tokens, other))
+    torch.testing.assert_close(logits, model(tokens), rtol=0, atol=1e-5)
+    stream = (here + (0.5 * (there - here) if steps else 0.0)).requires_grad_()
+    (gradient,) = torch.autograd.grad(metric(gim(by_hand, model, tokens, stream)).sum(), stream)
     expected = ((there - here) * gradient).sum((1, 2)).mean().item()
-    found = {
-        method: patch.edges(
-            model, tokens, other_tokens, metric, method=method, steps=steps, exact=1, draws=2, flips=2
-        ).frame
-        for method in ("gim", "integrated")
-    }
-    total = {method: frame[frame["sender"] == "embed"]["estimate"].sum() for method, frame in found.items()}
-    assert total["gim"] == pytest.approx(expected, rel=1e-6)
-    assert total["integrated"] != pytest.approx(expected, rel=1e-2)
+    for method, rounding in (("gim", 1e-5), ("integrated", 1e-4)):
+        frame = edges(model, tokens, other, metric, method=method, steps=steps, **ONE).frame
+        total = frame[frame["sender"] == "embed"]["estimate"].sum()
+        assert (total == pytest.approx(expected, rel=rounding)) == (method == "gim")
+
+
+@pytest.mark.parametrize("norm", ["LN", "LNPre", "RMS"])
+@pytest.mark.parametrize("steps", [1, 0])
+def test_all_edges_of_the_embedding_carry_its_gradient_by_hand(family, tokens, other_tokens, norm, steps):
+    check(build(normalization_type=norm, family=family), forward, tokens, other_tokens, steps)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "pythia", "neox", "llama", "qwen2", "qwen3", "mistral", "gemma2"])
+def test_the_same_on_a_bridge_around_hugging_face(hf_model, tokens, other_tokens, name):
+    check(hf_model(name), import_module("tests.circuits.families").forward, tokens + 3, other_tokens + 3)
+
+
+def test_bridges_rank_edges_as_the_same_weights_in_a_hooked_transformer(hooked_only, tokens, other_tokens):
+    models = [build(family=family) for family in FAMILIES]
+    found = [edges(model, tokens, other_tokens, metric, method="gim", **ONE) for model in models]
+    assert found[0].ranking(by="estimate") == found[1].ranking(by="estimate")

@@ -22,9 +22,7 @@ LAST = 20_000
 SCHEDULES = {
     "every 100": np.arange(0, LAST + 1, 100),
     "log-spaced": np.unique(np.round(np.geomspace(1, LAST, 160)).astype(int)),
-    "powers of two, then every 50": np.unique(
-        np.concatenate([2 ** np.arange(7), np.arange(0, LAST + 1, 50)])
-    ),
+    "powers of 2, then every 50": np.unique(np.concatenate([2 ** np.arange(7), np.arange(0, LAST + 1, 50)])),
 }
 
 
@@ -146,7 +144,7 @@ def test_a_slow_tail_after_the_drop_does_not_hide_it(middle):
         tail = 0.6 * np.maximum(t / middle, 1) ** -0.5
         return 0.11 - 0.11 * rise(t, middle, middle / 15) * (1 - tail)
 
-    for schedule in ("log-spaced", "powers of two, then every 50"):
+    for schedule in ("log-spaced", "powers of 2, then every 50"):
         drop = detect_drop(*logged(curve, schedule, 0.0), "down")
         assert 0.75 * middle <= drop.onset < middle
         assert drop.plateau == pytest.approx(0.11, rel=0.02)

@@ -351,9 +351,7 @@ def test_a_run_that_is_only_named_and_trained_further_is_measured_again(tmp_path
 @pytest.mark.parametrize("executor", ["processes", "dask"])
 def test_executors_give_the_table_of_one_process(done, tmp_path, executor):
     if executor == "dask":
-        pytest.importorskip(
-            "distributed", reason="Dask is not installed: pip install 'interp-tasks[cluster]'"
-        )
+        pytest.importorskip("distributed", reason="no Dask: pip install 'interp-tasks[cluster]'")
     found = grid(done.spec, tmp_path / "g", executor=executor, jobs=1)
     assert not found.failed
     pd.testing.assert_frame_equal(table(found), table(done))
