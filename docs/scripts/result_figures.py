@@ -31,8 +31,9 @@ ARMS = {
     "rest": ("all but MLPs and read-out", 0.83),
     "onset": ("maps of @onset", 0.94),
     "pre": ("maps of @pre (placebo)", 1.03),
-    "": ("nothing: ends at 11,800 (11,475)", 1.12),
+    "": ("nothing: ends after 11,475", 1.12),
 }
+DASHES = {"seed-0": "solid", "seed-1": "dot", "seed-2": "dash"}
 #: The last step of the arms.
 LONGEST = 2_000
 
@@ -85,13 +86,13 @@ def taught() -> Any:
     for colour, (arm, (given, height)) in zip(COLOURS, ARMS.items(), strict=True):
         label = {"x": 1.01, "xref": "paper", "xanchor": "left", "y": height, "showarrow": False}
         figure.add_annotation(text=given, font={"color": colour, "size": 13}, **label)
-        runs = {name: f"{TAUGHT}/{arm}/{name}" for name in ("seed-0", "seed-1")}
-        runs = runs if arm else {"seed-0": FLAGSHIP, "seed-1": SEEDS.format(1)}
+        runs = {name: f"{TAUGHT}/{arm}/{name}" for name in DASHES}
+        runs = runs if arm else {"seed-0": FLAGSHIP, "seed-1": SEEDS.format(1), "seed-2": SEEDS.format(2)}
         for name, run in runs.items():
             steps, values = points(run, "mse_masked")
             drawn = [(step, value / VARIANCE) for step, value in zip(steps, values, strict=True)]
             x, y = zip(*(point for point in drawn if 0 < point[0] <= LONGEST), strict=True)
-            line = {"color": colour, "width": 2.0, "dash": "solid" if name == "seed-0" else "dot"}
+            line = {"color": colour, "width": 2.0, "dash": DASHES[name]}
             figure.add_scatter(x=x, y=y, mode="lines", line=line, showlegend=False)
     where = {"annotation_text": "plateau ends: 0.9", "annotation_position": "bottom left"}
     figure.add_hline(0.9, line={"dash": "dash", "color": INK, "width": 1}, **where)
