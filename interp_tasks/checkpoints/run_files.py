@@ -160,9 +160,9 @@ def log_file(run: Path, name: str) -> Path:
     return compressed if compressed.is_file() and not plain.exists() else plain
 
 
-def read_log(file: Path, what: str) -> bytes:
+def read_log(file: Path) -> bytes:
     """Returns the bytes of a log, decompressed."""
-    raw = read_file(file, what)
+    raw = read_file(file, LOGGED)
     if file.suffix != COMPRESSED:
         return raw
     reader = lzma.LZMADecompressor(memlimit=MAX_DECOMPRESSING)
@@ -180,9 +180,7 @@ def read_log(file: Path, what: str) -> bytes:
 
 def iterate_lines(file: Path) -> Iterator[dict[str, Any]]:
     """Yields the lines of a log, in order; a last line that a killed writer left unfinished is dropped."""
-    if not file.exists():
-        raise UserError(f"{file} is missing: the run has logged nothing")
-    for number, line in enumerate(io.BytesIO(read_log(file, LOGGED)), start=1):
+    for number, line in enumerate(io.BytesIO(read_log(file)), start=1):
         # What follows the last newline was never finished, even where it happens to parse ("12" of "1234").
         if line.endswith(b"\n"):
             yield parse_metrics_line(line, file, number)
@@ -220,12 +218,10 @@ def read_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]
     import pyarrow.json
 
     file = log_file(path, METRICS_FILE)
-    if not file.exists():
-        raise UserError(f"{file} is missing: the run has logged nothing")
     parts: dict[tuple[str, str], list[tuple[Steps, Values]]] = {}
     last, lines = -1, 0
     # What follows the last newline was never finished.
-    log = io.BytesIO(read_log(file, LOGGED).rpartition(b"\n")[0])
+    log = io.BytesIO(read_log(file).rpartition(b"\n")[0])
     while block := b"".join(log.readlines(BLOCK)):
         try:
             table = pyarrow.json.read_json(arrow.BufferReader(block))

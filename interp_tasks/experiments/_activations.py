@@ -193,9 +193,7 @@ def heads(
 
     config = {"mode": mode, **limits, "groups": named, "by_class": by_class, "least": least}
     config |= {"random": random, "random_size": random_size}
-    checks: Any = {
-        "check_sizes": partial(check_groups, named, least, random_size),
-    }
+    checks: Any = {"check_sizes": partial(check_groups, named, least, random_size)}
     checks["check"] = lambda subject: edit_heads(subject, mode, limits, {})
     result = measure("heads", refs, options, measure_checkpoint, config=config, **checks)
     return replace(result, notes=(*result.notes, *(class_notes(found) if by_class else ())))

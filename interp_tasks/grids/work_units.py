@@ -182,7 +182,7 @@ def identify_run_content(run: str, asked: ExperimentSpec) -> dict[str, Any]:
         files = [
             log_file(path, name) for path in find_runs(run).values() for name in (METRICS_FILE, CLOCK_FILE)
         ]
-        logs = [read_log(file, "what the run has logged") for file in files if file.is_file()]
+        logs = [read_log(file) for file in files if file.is_file()]
         return {"run": run, "logs": [digest(log)["sha256"] for log in logs]}
     refs = [f"{run}@{mark}" for mark in asked.at] or [run if is_checkpoint(Path(run)) else f"{run}@all"]
     folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -141,19 +142,12 @@ def side_by_side(
     return pandas.DataFrame(list(rows.values()))
 
 
-def value_text(row: Mapping[str, Any]) -> str:
-    return with_interval(number(row["value"]), row["value_ci_low"], row["value_ci_high"])
-
-
-def spread_text(row: Mapping[str, Any]) -> str:
-    return with_interval(number(row["sd"]), row["smallest"], row["largest"])
-
-
-def effect_text(row: Mapping[str, Any]) -> str:
-    """Returns the effect with its interval, or that not one example changed."""
-    if row["null_effect"] is True:
+def value_text(row: Mapping[str, Any], key: str = "value") -> str:
+    """Returns a value, or the ``"effect"`` with its sign, with its interval; or that not one example changed."""
+    if key == "effect" and row["null_effect"] is True:
         return "0, no example changed"
-    return with_interval(number(row["effect"], 3, sign=True), row["effect_ci_low"], row["effect_ci_high"])
+    text = number(row[key], 3, sign=True) if key == "effect" else number(row[key])
+    return with_interval(text, row[f"{key}_ci_low"], row[f"{key}_ci_high"])
 
 
 def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -191,21 +185,22 @@ def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     return frame[frame["draw"].isna()].merge(spread(frame), how="left")
 
 
-def with_holm(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[str]]:
-    """Returns rows with Holm's adjustment over all their tests, and a note about it, where there are any.
+def with_holm(frame: pandas.DataFrame, notes: Sequence[str]) -> tuple[pandas.DataFrame, tuple[str, ...]]:
+    """Returns rows with Holm's adjustment over all their tests; a note about it, where there are any, comes second.
 
     The table is one family: whoever reads it may pick the best row of any checkpoint and metric.
     """
     from circuits.statistics import ALPHA, holm, least_adjusted
 
     number_of = int(frame["p_value"].notna().sum())
+    notes = [note for note in notes if not note.startswith(HOLM.partition("{")[0])]
     if not number_of:
-        return frame, []
+        return frame, tuple(notes)
     frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
     examples = int(frame.loc[frame["p_value"].notna(), "n"].max())
     least = least_adjusted(number_of, examples, FLIPS)
     limit = f" None can be below {least:.2g}: fewer rows or more examples would do." if least >= ALPHA else ""
-    return frame, [HOLM.format(number_of) + limit]
+    return frame, (*notes[:1], HOLM.format(number_of) + limit, *notes[1:])
 
 
 def plain_metric(name: Any) -> str:
@@ -228,9 +223,15 @@ def shown_columns(frame: pandas.DataFrame) -> list[Column]:
         columns.append(Column("baseline", "baseline"))
     columns.append(Column("value [95% CI]", "value", value_text))
     if several:
-        columns.append(Column("sd of draws [range]", "sd", spread_text))
+        columns.append(
+            Column(
+                "sd of draws [range]",
+                "sd",
+                lambda row: with_interval(number(row["sd"]), row["smallest"], row["largest"]),
+            )
+        )
     if compared:
-        columns.append(Column("effect [95% CI]", "effect", effect_text))
+        columns.append(Column("effect [95% CI]", "effect", partial(value_text, key="effect")))
     if frame["p_value"].notna().any():
         columns.append(Column("p adj.", "p_adjusted", lambda row: p_value(row["p_adjusted"])))
     return columns
@@ -337,10 +338,8 @@ class Result:
             raise unknown("no metric", metric, list(dict.fromkeys(names)), "metrics of the rows")
         if metric == "all" or not chosen.any():
             return self
-        frame, tested = with_holm(self.frame[chosen])
-        notes = [note for note in self.notes if not note.startswith(HOLM.partition("{")[0])]
-        at = 1 if len(notes) < len(self.notes) else len(notes)
-        return replace(self, frame=frame, notes=(*notes[:at], *tested, *notes[at:]))
+        frame, now = with_holm(self.frame[chosen], self.notes)
+        return replace(self, frame=frame, notes=now)
 
     def stamp(self) -> dict[str, Any]:
         return {
@@ -503,8 +502,8 @@ def measure(
     asked = {**named, **config, **examples.describe()}
     recorded = {**asked, "metrics of the tasks": list(own_metrics), "done": done}
     table = pandas.concat([frame for parts in frames.values() for frame in parts], ignore_index=True)
-    table, tested = with_holm(table)
-    return Result(experiment, table, recorded, (INTERVALS, *tested, *notes))
+    table, said = with_holm(table, (INTERVALS, *notes))
+    return Result(experiment, table, recorded, said)
 
 
 def run_sweep(
