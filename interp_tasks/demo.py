@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import find_marks, resolve
+from interp_tasks.checkpoints.refs import task_of_run
 from interp_tasks.measurement.result import Result, join, shown_columns
-from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, read_runs, task_of_run
+from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, read_runs
 from interp_tasks.measurement.subjects import Examples, Progress, subjects
 from interp_tasks.pages import (
     Column,
@@ -115,7 +116,7 @@ def measured(
     results = [experiments.ablation(refs, keys=some, **given) for some in keys]
     (log,) = read_runs(run)
     width = resolve(refs[-1])[0].meta["model"]["d_model"]
-    return ShippedRunOutcome(log, task_of_run(log), width, join(results), pictures)
+    return ShippedRunOutcome(log, task_of_run(log.described), width, join(results), pictures)
 
 
 def passes(model: Any, tokens: Any, **options: Any) -> list[Any]:

@@ -119,21 +119,24 @@ def find_drop(run: Path, described: Mapping[str, Any], name: str) -> Drop:
 
 
 def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
-    """Returns the plateau of a run's drop metric by theory, from its ``run.json``; ``None`` where there is none.
-
-    A run that does not say is older than this: its task is asked, if it is known here by the config of that time.
-    """
+    """Returns the plateau of a run's drop metric by theory, from its ``run.json``; ``None`` where there is none."""
     metric = described["drop_metric"]
     if "plateau" in metric:
         stored: float | None = metric["plateau"]
         return stored
+    # An older run does not say.
+    task = task_of_run(described)
+    return None if task is None else task.plateau_levels().get(metric["name"])
+
+
+def task_of_run(described: Mapping[str, Any]) -> Task | None:
+    """Returns the task of a run, from its ``run.json``; ``None`` for one that is not known here by those settings."""
     import tasks
 
     try:
         settings = dict(described["config"]["task"])
-        return tasks.get(settings.pop("name"), **settings).plateau_levels().get(metric["name"])
+        return tasks.get(settings.pop("name"), **settings)
     except (LookupError, TypeError, ValueError):
-        # Of a task that is not known here, or takes other settings by now.
         return None
 
 

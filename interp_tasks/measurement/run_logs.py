@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from interp_tasks.checkpoints import Drop, read_run, resolve
 from interp_tasks.checkpoints.drop import drop_or_reason, final_level
-from interp_tasks.checkpoints.refs import ZOO, find_drop, find_run, shipped, theoretical_plateau
+from interp_tasks.checkpoints.refs import ZOO, find_drop, find_run, shipped, task_of_run, theoretical_plateau
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file, read_columns
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.intervals import finite_or_nan, interval_over_runs, share_interval
@@ -22,7 +22,6 @@ from interp_tasks.measurement.result import Row, numbers
 if TYPE_CHECKING:
     from circuits.figures.layout import Panel
     from interp_tasks.checkpoints.run_files import Steps, Values
-    from tasks import Task
 
 #: What is said of a curve, in order.
 QUANTITIES = ("drop", "onset", "crossing", "end", "length", "sharpness", "plateau", "final")
@@ -252,21 +251,12 @@ def pooled_over_seeds(
     return pooled
 
 
-def task_of_run(run: Run) -> Task | None:
-    """Returns the task of a run; ``None`` for one that is not known here."""
-    import tasks
-
-    config = dict(run.config.get("task", {}))
-    name = config.pop("name", None)
-    return tasks.get(name, **config) if name in tasks.list() else None
-
-
 def declared_by_run(run: Run, name: Literal["plateau_levels", "loss_shares"]) -> Mapping[str, float]:
     """Returns numbers by metric that the run's task declares; none for a task that is not known here."""
     numbers: Mapping[str, float] | None = run.described.get(name)
     if numbers is None:
         # Older runs do not say them.
-        task = task_of_run(run)
+        task = task_of_run(run.described)
         numbers = {} if task is None else getattr(task, name)()
     return numbers
 

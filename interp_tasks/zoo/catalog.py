@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from interp_tasks.checkpoints.drop import final_level
-from interp_tasks.checkpoints.refs import ZOO, ZOO_FOLDER, find_drop, zoo_names
-from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_steps
-from interp_tasks.errors import UserError
+from interp_tasks.checkpoints.refs import ZOO, zoo_names
+from interp_tasks.checkpoints.run_files import stored_steps
+from interp_tasks.measurement.run_logs import Run, read_runs
 
 #: What a run folder of several seeds is called, by convention of the trainer and of recipes.
 _SEED = re.compile(r"^(?:seed-)?(\d+)$")
@@ -28,30 +27,29 @@ def catalog() -> list[dict[str, Any]]:
     for name in zoo_names():
         folder, _, last = name.rpartition("/")
         families.setdefault(f"{folder}/seed-*" if folder and _SEED.match(last) else name, []).append(name)
-    return [_row(name, [ZOO_FOLDER / run for run in runs]) for name, runs in families.items()]
+    return [_row(name, read_runs([ZOO + run for run in runs])) for name, runs in families.items()]
 
 
-def _row(name: str, runs: list[Path]) -> dict[str, Any]:
+def _row(name: str, runs: list[Run]) -> dict[str, Any]:
     """Returns the row of one shipped name, which may be several seeds of a run."""
-    described = [read_run(run) for run in runs]
-    config = described[0]["config"]
-    metric = described[0]["drop_metric"]["name"]
-    drops = [span for run, about in zip(runs, described, strict=True) if (span := _drop(run, about))]
-    steps = [stored_steps(run) for run in runs]
+    config = runs[0].config
+    curves = [run.curve(run.drop_metric) for run in runs]
+    drops = [curve.drop for curve in curves if curve.drop is not None]
+    steps = [stored_steps(run.path) for run in runs]
     model = config["model"]
     return {
         "name": ZOO + name,
         "task": config["task"]["name"],
         "size": _size(config["task"]),
         "model": f"{model['n_layers']}L {model['n_heads']}H d{model['d_model']}",
-        "seeds": [about["seeds"]["train"] for about in described],
+        "seeds": [run.described["seeds"]["train"] for run in runs],
         "steps": config["train"]["steps"],
         "checkpoints": max(map(len, steps)),
-        "bytes": sum(file.stat().st_size for run in runs for file in run.rglob("*") if file.is_file()),
-        "drop": [min(first for first, _ in drops), max(last for _, last in drops)] if drops else None,
+        "bytes": sum(file.stat().st_size for run in runs for file in run.path.rglob("*") if file.is_file()),
+        "drop": [min(drop.onset for drop in drops), max(drop.end for drop in drops)] if drops else None,
         "dropped": len(drops),
-        "metric": metric,
-        "final": median(_final(run, metric) for run in runs),
+        "metric": runs[0].drop_metric,
+        "final": median(final_level(curve.values) for curve in curves),
     }
 
 
@@ -61,16 +59,3 @@ def _size(task: dict[str, Any]) -> str:
     if task.get("sizes"):
         return f"{'/'.join(map(str, task['sizes']))} r{task['rank']}"
     return f"{task['n']}x{task.get('m') or task['n']} r{task['rank']}"
-
-
-def _drop(run: Path, described: dict[str, Any]) -> tuple[int, int] | None:
-    try:
-        drop = find_drop(run, described, run.name)
-    except UserError:
-        return None
-    return drop.onset, drop.end
-
-
-def _final(run: Path, metric: str) -> float:
-    values = [line["validation"].get(metric) for line in read_metrics(run) if line.get("validation")]
-    return final_level([value for value in values if value is not None])

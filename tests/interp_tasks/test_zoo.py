@@ -18,7 +18,6 @@ from interp_tasks.experiments import drops
 from interp_tasks.recipes import recipe_names, recipe_runs
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.trainer import model_settings
-from interp_tasks.zoo import catalog as catalogs
 from interp_tasks.zoo.catalog import catalog
 
 #: What people open ships with weights, all else as logs and records.
@@ -95,7 +94,7 @@ train.learning_rate = [0.02]
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """A zoo of one's own with a recipe in it, and a grid folder."""
-    for module in (refs, recipes, catalogs):
+    for module in (refs, recipes):
         monkeypatch.setattr(module, "ZOO_FOLDER", tmp_path / "zoo")
     (tmp_path / "zoo/recipes").mkdir(parents=True)
     (tmp_path / "zoo/recipes/small.toml").write_text(RECIPE, encoding="utf-8")
