@@ -21,7 +21,7 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from circuits import __version__
 from circuits.model.edit_state import get_edit_state
-from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve
+from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve, resolve_one
 from interp_tasks.checkpoints.run_files import (
     FORMAT,
     META_FILE,
@@ -280,13 +280,7 @@ def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Chec
     Raises:
         UserError: in one line, for a REF that names none or several, or whatever is wrong with its files.
     """
-    resolved = resolve(ref)
-    if len(resolved) > 1:
-        raise UserError(
-            f"{ref} names {len(resolved)} checkpoints ({resolved[0].ref} ... {resolved[-1].ref}): "
-            "name one, or iterate over load_checkpoints"
-        )
-    return _loaded(resolved[0], device)
+    return _loaded(resolve_one(ref), device)
 
 
 def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Iterator[Checkpoint]:

@@ -222,6 +222,15 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
     return [replace(found[0], label=text)] if len(found) == 1 else found
 
 
+def resolve_one(ref: str | Path, written: str = "") -> ResolvedCheckpoint:
+    """Returns the one checkpoint that a REF names; a refusal shows it as it was ``written``, with its option."""
+    first, *others = resolve(ref)
+    if others:
+        names = f"{written or ref} names {len(others) + 1} checkpoints"
+        raise UserError(f"{names} ({first.ref} ... {others[-1].ref}): name one")
+    return first
+
+
 def zoo_names() -> list[str]:
     """Returns the shipped runs, as ``zoo:NAME`` takes them; those in a folder of several as ``FOLDER/NAME``."""
     found = ZOO_FOLDER.rglob(RUN_FILE)

@@ -14,6 +14,7 @@ import typer
 
 from circuits.errors import prefix_error_messages
 from interp_tasks.checkpoints import ResolvedCheckpoint, read_run, resolve
+from interp_tasks.checkpoints.refs import resolve_one
 from interp_tasks.checkpoints.run_files import check_names_task
 from interp_tasks.devices import check_device
 from interp_tasks.disk import check_file
@@ -274,11 +275,7 @@ def resolve_sources(
     source: str | Sequence[str], receivers: Sequence[ResolvedCheckpoint], one: bool = False
 ) -> list[ResolvedCheckpoint]:
     """Returns the checkpoints that ``--source`` names, unloaded; they have the architecture of every receiver."""
-    found = resolve_refs(source)
-    if one and len(found) > 1:
-        raise UserError(
-            f"--source {source} names {len(found)} checkpoints, the first {found[0].ref}: name one"
-        )
+    found = [resolve_one(str(source), f"--source {source}")] if one else resolve_refs(source)
     for lender, each in product(found, receivers):
         theirs, own = lender.meta["model"], each.meta["model"]
         for name in ARCHITECTURE.split():

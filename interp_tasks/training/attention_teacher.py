@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from interp_tasks.checkpoints import load_checkpoint
 from interp_tasks.checkpoints.checkpoint import read_tensors
-from interp_tasks.checkpoints.refs import resolve
-from interp_tasks.checkpoints.run_files import WEIGHTS_FILE, read_meta
+from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve_one
+from interp_tasks.checkpoints.run_files import WEIGHTS_FILE
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import PARTS, TrainConfig
 from interp_tasks.training.forward import Dropout, FusedForward
@@ -51,18 +50,9 @@ def comes_from_source(name: str, config: TrainConfig) -> bool:
     )
 
 
-def one_checkpoint(ref: str, setting: str) -> tuple[Path, dict[str, str]]:
-    """Returns the one checkpoint that a setting's REF names, and its record in ``run.json``: a run goes on only with
-    the same bytes.
-    """
-    resolved = resolve(ref)
-    if len(resolved) > 1:
-        raise UserError(
-            f"{setting}={ref} names {len(resolved)} checkpoints "
-            f"({resolved[0].ref} ... {resolved[-1].ref}): name one"
-        )
-    path = resolved[0].path
-    return path, {"ref": resolved[0].ref, "sha256": read_meta(path)["weights"]["sha256"]}
+def record_of(checkpoint: ResolvedCheckpoint) -> dict[str, str]:
+    """Returns what ``run.json`` records of a source of weights: a run goes on only with the same bytes."""
+    return {"ref": checkpoint.ref, "sha256": checkpoint.meta["weights"]["sha256"]}
 
 
 def copy_weights(model: HookedTransformer, config: TrainConfig) -> dict[str, str]:
@@ -74,9 +64,8 @@ def copy_weights(model: HookedTransformer, config: TrainConfig) -> dict[str, str
             model in a post-norm one, or the other way round.
     """
     assert config.start_from is not None
-    path, record = one_checkpoint(config.start_from, "train.start_from")
-    meta = read_meta(path)
-    norm, own_norm = meta["model"].get("norm", "pre"), "post" if is_post_norm(model) else "pre"
+    source = resolve_one(config.start_from, f"train.start_from={config.start_from}")
+    norm, own_norm = source.meta["model"].get("norm", "pre"), "post" if is_post_norm(model) else "pre"
     if norm != own_norm:
         raise UserError(
             f"train.start_from={config.start_from} is of a {norm}-norm model, this one is {own_norm}-norm: "
@@ -84,7 +73,10 @@ def copy_weights(model: HookedTransformer, config: TrainConfig) -> dict[str, str
         )
     stored, own = (
         {name: tensor for name, tensor in tensors if comes_from_source(name, config)}
-        for tensors in (read_tensors(path / WEIGHTS_FILE, meta).items(), model.named_parameters())
+        for tensors in (
+            read_tensors(source.path / WEIGHTS_FILE, source.meta).items(),
+            model.named_parameters(),
+        )
     )
     for name in sorted({*own, *stored}):
         there, here = (str(list(each[name].shape)) if name in each else "missing" for each in (stored, own))
@@ -96,7 +88,7 @@ def copy_weights(model: HookedTransformer, config: TrainConfig) -> dict[str, str
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(stored[name])
-    return record
+    return record_of(source)
 
 
 def freeze_others(model: HookedTransformer, config: TrainConfig) -> None:
@@ -178,8 +170,7 @@ def taught_forward(
 ) -> TaughtForward:
     """Returns the forward of a model that is given the attention of ``train.attention_from``."""
     assert config.attention_from is not None
-    path, _ = one_checkpoint(config.attention_from, "train.attention_from")
-    teacher = load_checkpoint(path, device=device).model
+    teacher = load_checkpoint(config.attention_from, device=device).model
     shapes = [(m.cfg.n_layers, m.cfg.n_heads, m.cfg.n_ctx, m.cfg.d_vocab) for m in (teacher, model)]
     if shapes[0] != shapes[1]:
         raise UserError(

@@ -12,12 +12,13 @@ import torch
 from pydantic import ValidationError
 
 from interp_tasks.checkpoints.checkpoint import config_to_json
+from interp_tasks.checkpoints.refs import resolve_one
 from interp_tasks.checkpoints.run_files import check_no_run, check_run_name, read_run
 from interp_tasks.checkpoints.run_writer import RunFolder, Schedule
 from interp_tasks.devices import check_device, float32_products
 from interp_tasks.errors import UserError
 from interp_tasks.texts import size
-from interp_tasks.training.attention_teacher import copy_weights, freeze_others, one_checkpoint
+from interp_tasks.training.attention_teacher import copy_weights, freeze_others, record_of
 from interp_tasks.training.config import (
     MAX_THREADS,
     SCHEDULE,
@@ -130,7 +131,8 @@ def prepare_model(
         if not own_model:
             task.constrain(model, settings)
     if config.attention_from is not None:
-        _, sources["attention"] = one_checkpoint(config.attention_from, "train.attention_from")
+        teacher = resolve_one(config.attention_from, f"train.attention_from={config.attention_from}")
+        sources["attention"] = record_of(teacher)
     freeze_others(model, config)
     model.to(device, print_details=False)
     described = {
