@@ -37,7 +37,6 @@ from interp_tasks.checkpoints.run_files import (
     checkpoint_folder,
     json_bytes,
     parse_metrics_line,
-    read_clock,
     read_meta,
     read_run,
     stored_points,
@@ -277,10 +276,6 @@ class RunFolder:
     def log_time(self, step: int, seconds: float) -> None:
         """Appends a line to ``clock.jsonl``."""
         self._clock.append({"step": step, "seconds": round(seconds, 6)})
-
-    def time_at(self, step: int) -> float | None:
-        """Returns the time that ``clock.jsonl`` has for a step."""
-        return read_clock(self.path).get(step)
 
     def finish(self, peaks: Mapping[str, int]) -> None:
         """Notes in ``run.json`` the peaks of memory in bytes; of several openings the largest."""

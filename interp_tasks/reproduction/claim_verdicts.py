@@ -324,7 +324,9 @@ def verdict_of_numbers(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
         "n_runs": n_runs,
         "value": shown_value(claim, claimed),
         "median": intervals.mean(medians) if medians else None,
-        "runs": [{"run": each.run, "value": none_if_nan(each.value)} for each in numbers],
+        "runs": [
+            {"run": each.run, "value": None if math.isnan(each.value) else each.value} for each in numbers
+        ],
         "verdict": "undecided",
     }
     if bounded:
@@ -347,10 +349,6 @@ def verdict_of_numbers(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     across = "the interval reaches across the rule's bound" if verdict == "undecided" else ""
     too_soon = f"{len(bounded)} of {n_runs} runs end too soon: their numbers are {ends}" if bounded else ""
     return row | found | {"verdict": verdict, "reason": join_remarks(found.get("reason") or across, too_soon)}
-
-
-def none_if_nan(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def interval_hull(several: Sequence[Interval]) -> Interval:

@@ -167,7 +167,8 @@ class FusedForward:
                 q, k, v = self._qkv(layer, resid, rows)
             if rows is not None:
                 resid = resid[:, _index(rows, resid.device)]
-            resid = resid + self._attend(layer, q, k, v, rows)
+            mixed, prefix = self._attention(layer, q, k, v, rows), f"blocks.{layer}.attn."
+            resid = resid + self._affine(mixed, f"{prefix}W_O", f"{prefix}b_O")
             if self.cfg.attn_only:
                 resid = resid if dropout is None else dropout(resid, layer, "resid_post", rows)
                 resid = self._after(f"blocks.{layer}.ln1", resid)
@@ -235,10 +236,6 @@ class FusedForward:
         offsets = self.cfg.d_vocab * torch.arange(len(rows), device=tokens.device)
         q = F.embedding(tokens[:, read] + offsets, q_table.flatten(0, 1))
         return [q, *packed.chunk(2, dim=-1)]
-
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...] | None) -> Tensor:
-        prefix = f"blocks.{layer}.attn."
-        return self._affine(self._attention(layer, q, k, v, rows), f"{prefix}W_O", f"{prefix}b_O")
 
     def _attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[int, ...] | None

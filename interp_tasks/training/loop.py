@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from interp_tasks.checkpoints.run_files import read_clock
 from interp_tasks.checkpoints.run_writer import ResumePoint, RunFolder
 from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.attention_teacher import taught_forward
@@ -135,7 +136,7 @@ class TrainingLoop:
         point.restore(self.model)
         self.updater.load_state(point.tensors)
         # A run that was begun without a clock has none.
-        self.clock.seconds = folder.time_at(point.step)
+        self.clock.seconds = read_clock(folder.path).get(point.step)
         return point.step
 
     def checked(self, task: Task, n: int | None, seed: int, split: Split) -> Batch:

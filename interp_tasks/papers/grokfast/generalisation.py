@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -216,7 +217,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column(f"train at {level}", "train"),
         Column(f"validation at {level}", "validation"),
         Column("for good", "good"),
-        Column("delay", "delay", filled("delay", delay_text)),
+        Column("delay", "delay", filled("delay", partial(number, significant=3, sign=True))),
         Column(f"validation when train is at {level}", "then", filled("then", number)),
         Column("final", "final", filled("final", number)),
         *([Column("order", "order")] if (rows["order"] != "").any() else []),
@@ -234,10 +235,6 @@ def step_text(cells: Mapping[Any, Mapping[Any, Any]], split: str, metric: str, l
     share, runs = cells[split, f"reached {level}"]["value"], int(row["n_runs"])
     last = "?" if math.isnan(most["value"]) else f"{most['value']:.0f}"
     return f"{shown} ({least['value']:.0f} to {last}; {share * runs:.0f} of {runs})"
-
-
-def delay_text(delay: float) -> str:
-    return number(delay, 3, sign=True) if abs(delay) < 1000 else f"{delay:+.0f}"
 
 
 def order_text(pairs: float, spread: float) -> str:

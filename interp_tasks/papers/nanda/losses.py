@@ -391,12 +391,12 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
         waves, edited = operand_waves(answer), {}
         for layer, pattern in on_grid.patterns.items():
             seen = pattern[:, :, first].double()
-            shares, best = best_waves(waves, seen)
-            for head, explained in enumerate(shares):
+            shares, best = torch.stack([variance_explained(seen, wave) for wave in waves]).max(0)
+            for head, explained in enumerate(shares.tolist()):
                 labels = {"layer": layer, "head": head, "site": "pattern"}
                 yield measured(answer.name, "attention explained", explained, **labels)
             new = pattern.double().mean(0).expand(pattern.shape).clone()
-            fits = [regression(seen[:, [head]], waves[at]) for head, at in enumerate(best)]
+            fits = [regression(seen[:, [head]], waves[at]) for head, at in enumerate(best.tolist())]
             new[:, :, first], new[:, :, second] = torch.cat(fits, 1), 0.0
             new[:, :, second] = 1.0 - new.sum(2)
             edited[layer] = new
@@ -415,12 +415,6 @@ def operand_waves(answer: Answer) -> list[Tensor]:
     first, second = answer.sum.terms.T
     period = answer.sum.period
     return [cos_sin(first, key, period) - cos_sin(second, key, period) for key in answer.sum.frequencies]
-
-
-def best_waves(waves: Sequence[Tensor], seen: Tensor) -> tuple[list[float], list[int]]:
-    """Returns how much of each head's attention ``[input head]`` the best of the waves explains, and which that is."""
-    best = torch.stack([variance_explained(seen, wave) for wave in waves]).max(0)
-    return best.values.tolist(), best.indices.tolist()
 
 
 def skip_rows(on_grid: GridModel) -> Iterator[Row]:
