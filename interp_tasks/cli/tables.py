@@ -294,15 +294,11 @@ def plain(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def training_progress(progress: Progress | None) -> Callable[[str], Callable[..., None] | None]:
-    """Returns a function that makes, for the name of a run, what ``train`` calls as progress(step, steps, line)."""
-
-    def of_run(name: str) -> Callable[..., None] | None:
-        if progress is None:
-            return None
-        return lambda step, steps, line: progress(step, steps, f"{plain(line.get('validation', {}))}  {name}")
-
-    return of_run
+def training_progress(progress: Progress | None, name: str) -> Callable[..., None] | None:
+    """Returns what ``train`` calls as progress(step, steps, line), for the name of a run."""
+    if progress is None:
+        return None
+    return lambda step, steps, line: progress(step, steps, f"{plain(line.get('validation', {}))}  {name}")
 
 
 FORMATS = ("table", "json", "csv")

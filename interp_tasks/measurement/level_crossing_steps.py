@@ -50,7 +50,4 @@ def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tupl
         float(crossing(steps[part], curve[part], level, np.zeros(1), np.ones(1))[0])
         for part in (begin, slice(None))
     )
-    return (
-        math.inf if math.isnan(first) else first,
-        math.inf if math.isnan(lasting) else lasting,
-    )
+    return math.inf if math.isnan(first) else first, math.inf if math.isnan(lasting) else lasting

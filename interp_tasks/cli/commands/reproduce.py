@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,7 +73,12 @@ def reproduce(
     if train:
         with progress_line(common.quiet) as progress:
             reproduction.train_missing(
-                paper, preset, runs=runs, rows=chosen, device=device, progress=training_progress(progress)
+                paper,
+                preset,
+                runs=runs,
+                rows=chosen,
+                device=device,
+                progress=partial(training_progress, progress),
             )
     asked: dict[str, Any] = {"file": records or folder / "measurements.jsonl", "runs": runs, "rows": chosen}
     failed: list[str] = []

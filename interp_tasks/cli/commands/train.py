@@ -71,7 +71,7 @@ def train_one(
     versions = {} if before is None else read_run(out).get("versions") or {}
     began, now = versions.get("torch"), version("torch")
     with progress_line(recipe.quiet) as progress:
-        shown = training_progress(progress)(str(out))
+        shown = training_progress(progress, str(out))
         train_resolved(resolved, out, seed=seed, device=recipe.device, progress=shown, stop=stop)
     if before is not None:
         other = f"; torch {began} began it, and sums of {now} may differ in their last bit"
