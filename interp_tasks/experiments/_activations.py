@@ -89,7 +89,7 @@ CLASSES = typer.Option("--by-class", help="A row more for each class of heads, b
 EDIT: dict[str, Any] = {"mode": None, "keys": None, "positions": ALL}
 
 
-@experiment("Intervene", says={**EDIT, "scale": None}, judged_by_task=True)
+@experiment(says={**EDIT, "scale": None}, judged_by_task=True)
 def ablation(
     refs: Refs,
     heads: Annotated[str | Sequence[Any], HEADS, list[str]] = ALL,
@@ -133,7 +133,6 @@ def ablation(
 
 
 @experiment(
-    "Intervene",
     says={**EDIT, "scale": None, "by_class": False, "least": 0, "random": 0, "random_size": None},
     judged_by_task=True,
 )
@@ -269,7 +268,6 @@ def draw_heads(subject: LoadedCheckpoint, mode: str, limits: Mapping[str, Any], 
 
 
 @experiment(
-    "Intervene",
     says={"source": None, "site": None, "heads": None, "positions": ALL, "by_class": False},
     judged_by_task=True,
 )

@@ -91,7 +91,7 @@ WRITE = typer.Option("--write", metavar="FILE.json", help="Write the circuit, fo
 SAYS = {"source": None, "metric": None, "kind": "edges", "method": None, "rank": "mean", "faithfulness": 0.9}
 
 
-@experiment("Intervene", says=SAYS, samples=SAMPLES)
+@experiment(says=SAYS, samples=SAMPLES)
 def circuit(
     refs: Refs,
     source: Annotated[str | None, SOURCE] = None,

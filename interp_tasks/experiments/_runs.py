@@ -72,7 +72,7 @@ STORED_STEPS = "Stored steps: 95% intervals, bootstrap over examples, the same o
 STORED = typer.Option("--stored/--no-stored", help="Measure stored steps, too, which takes a model.")
 
 
-@experiment("runs", says={"metric": None})
+@experiment(says={"metric": None})
 def drops(
     runs: str | Sequence[str],
     metric: Annotated[str | None, METRIC] = None,
@@ -247,7 +247,7 @@ def drops_figures(result: Result) -> list[Figure]:
     return [Figure(draw([panel]), "Logged metric of every run", caption)]
 
 
-@experiment("runs", says={"stored": True})
+@experiment(says={"stored": True})
 def curve(
     runs: str | Sequence[str], stored: Annotated[bool, STORED] = True, **options: Unpack[Options]
 ) -> Result:

@@ -55,7 +55,7 @@ NOTES = (
 )
 
 
-@experiment("Intervene", says={"source": None, "components": None, "layers": None}, judged_by_task=True)
+@experiment(says={"source": None, "components": None, "layers": None}, judged_by_task=True)
 def transplant(
     refs: Refs,
     source: Annotated[str | Sequence[str], SOURCE, list[str]],
@@ -167,7 +167,7 @@ def transplant_figures(result: Result) -> list[Figure]:
     return [Figure(drawn, "Every metric, by who receives the weights and whose they are", caption)]
 
 
-@experiment("Intervene", says={"draws": None, "what": [ALL]}, judged_by_task=True)
+@experiment(says={"draws": None, "what": [ALL]}, judged_by_task=True)
 def permute(
     refs: Refs,
     draws: Annotated[int, DRAWS] = 20,

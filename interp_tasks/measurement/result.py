@@ -46,11 +46,10 @@ EXPERIMENTS: dict[str, Experiment] = {}
 
 @dataclass(frozen=True)
 class Experiment:
-    """A function that measures, with its registered name, group, settings and default samples.
+    """A function that measures, with its registered name, settings and default samples.
 
     Attributes:
         name: of its command, its rows and its files: ``prime-order`` for ``prime_order``.
-        place: the panel of ``interp-run --help`` that its command stands in, or the group it belongs to.
         says: settings that the head of its table names -> the value that goes without saying (``None``: none does).
         samples: how many examples it takes where nothing is said, if not as many as the others.
         judged_by_task: whether the metrics of its rows are those of the task.
@@ -58,18 +57,17 @@ class Experiment:
 
     name: str
     function: Callable[..., Any]
-    place: str
     says: Mapping[str, Any] = field(default_factory=dict)
     samples: int | None = None
     judged_by_task: bool = False
 
 
-def experiment(place: str = "Look", says: Mapping[str, Any] | None = None, **more: Any) -> Callable[[F], F]:
+def experiment(**more: Any) -> Callable[[F], F]:
     """Decorates a function, which it registers as an experiment; the arguments are those of :class:`Experiment`."""
 
     def register(function: F) -> F:
         name = function.__name__.replace("_", "-")
-        EXPERIMENTS[name] = Experiment(name, function, place, says or {}, **more)
+        EXPERIMENTS[name] = Experiment(name, function, **more)
         return function
 
     return register

@@ -41,7 +41,7 @@ STEPS = {"type": "log", "dtick": 1, "exponentformat": "none"}
 LEVEL_OPTION = typer.Option("--level", help="Of an accuracy, above 0, at most 1.")
 
 
-@experiment("modular", says={"level": 0.95})
+@experiment(says={"level": 0.95})
 def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL_OPTION] = 0.95) -> Result:
     """Say at which step each accuracy of a run reaches a level, in training and validation, in which order.
 

@@ -26,7 +26,7 @@ CHANGE, PART = "mean |change|", "share of all change"
 INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired."
 
 
-@experiment("matrix", judged_by_task=True)
+@experiment(judged_by_task=True)
 def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Put another token at hidden entries, and see whether the output there copies it.
 
@@ -61,7 +61,7 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     return replace(result, notes=(note, INTERVALS))
 
 
-@experiment("matrix", judged_by_task=True)
+@experiment(judged_by_task=True)
 def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """See what a language model of a task answers when it goes on from its own answers (greedy decoding).
 
@@ -95,7 +95,7 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     return replace(result, notes=(INTERVALS, note))
 
 
-@experiment("matrix")
+@experiment()
 def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """See which observed entries move which hidden ones: change one at a time.
 

@@ -46,7 +46,7 @@ LARGEST = typer.Option(
 )
 
 
-@experiment("matrix", says={"largest": None})
+@experiment(says={"largest": None})
 def embeddings(
     refs: Refs, largest: Annotated[float | None, LARGEST] = None, **options: Unpack[Options]
 ) -> Result:

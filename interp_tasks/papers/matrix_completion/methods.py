@@ -61,7 +61,7 @@ ENTRIES = typer.Option(
 )
 
 
-@experiment("matrix", says={"methods": [], "variants": [], "solver": SOLVERS[0]}, judged_by_task=True)
+@experiment(says={"methods": [], "variants": [], "solver": SOLVERS[0]}, judged_by_task=True)
 def baseline(
     refs: str | Sequence[str] = (),
     methods: Annotated[str | Sequence[str], METHODS, list[str]] = (),
@@ -142,7 +142,7 @@ def methods_alone(methods: Sequence[str], drawn: Drawn, examples: Examples) -> R
     return Result("baseline", frame, {**config, "settings": task.model_dump()}, notes)
 
 
-@experiment("matrix", says={"vary": list(GROUPS)}, judged_by_task=True)
+@experiment(says={"vary": list(GROUPS)}, judged_by_task=True)
 def ood(
     refs: str | Sequence[str],
     vary: Annotated[str | Sequence[str], VARY, list[str]] = GROUPS,
@@ -204,7 +204,7 @@ def ood(
     return replace(result, notes=(*notes, *misfits))
 
 
-@experiment("matrix", says={"methods": [], "entries": []})
+@experiment(says={"methods": [], "entries": []})
 def algorithm(
     refs: str | Sequence[str],
     methods: Annotated[str | Sequence[str], METHODS, list[str]] = (),

@@ -46,7 +46,7 @@ NOTES = (
 )
 
 
-@experiment("matrix")
+@experiment()
 def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """See which quantity moves first over the checkpoints of a run, and how long before the drop.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WRITTEN = 13
 
 
-@experiment("tasks")
+@experiment()
 def data(task: str | Task, config: Mapping[str, Any] | None = None) -> Result:
     """Look at a task's data: how many classes its answers have, and what guessing gets.
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RESAMPLES = 2000
 
 
-@experiment("modular")
+@experiment()
 def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Read the remainders of a number together, and call it prime where none is 0: precision and recall.
 

@@ -34,7 +34,7 @@ RANK = "rank of the step below half"
 START = typer.Option("--start", help="Leave out what was logged before this step.")
 
 
-@experiment("modular", says={"start": 0})
+@experiment(says={"start": 0})
 def gradients(runs: str | Sequence[str], start: Annotated[int, START] = 0) -> Result:
     """Say when the gradient of each weight becomes small, before and after the filter; attention beside the rest.
 

@@ -91,7 +91,7 @@ class Moment(NamedTuple):
     active_each: float
 
 
-@experiment("modular", says={"site": None})
+@experiment(says={"site": None})
 def neurons(
     refs: str | Sequence[str],
     neurons: Annotated[str | Sequence[int], NEURONS_OPTION, str] = NEURONS,

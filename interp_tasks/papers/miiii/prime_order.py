@@ -43,7 +43,7 @@ class Generalisation(NamedTuple):
     step: float
 
 
-@experiment("modular", says={"level": LEVEL})
+@experiment(says={"level": LEVEL})
 def prime_order(
     runs: str | Sequence[str], level: Annotated[float, LEVEL_OPTION] = LEVEL, seed: Annotated[int, SEED] = 0
 ) -> Result:

@@ -45,7 +45,7 @@ DRAWS_OPTION = typer.Option("--draws", metavar="N", help="Shuffles of the digits
 ABLATE = typer.Option("--ablate/--no-ablate", help="Take each answer away, and judge the others.")
 
 
-@experiment("modular", says={"draws": DRAWS, "ablate": True}, samples=SAMPLES)
+@experiment(says={"draws": DRAWS, "ablate": True}, samples=SAMPLES)
 def primes(
     refs: str | Sequence[str],
     *,

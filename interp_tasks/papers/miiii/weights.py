@@ -55,7 +55,7 @@ CONTROL = typer.Option(
 )
 
 
-@experiment("modular")
+@experiment()
 def weights(
     refs: str | Sequence[str],
     control: Annotated[str | Sequence[str], CONTROL, list[str]] = (),

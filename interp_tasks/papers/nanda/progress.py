@@ -154,7 +154,7 @@ class FollowedRun:
                 self.curves.setdefault(answer, {}).setdefault(quantity, {})[step] = row["value"]
 
 
-@experiment("modular", says={"rule": None, "train": None, "kinds": []})
+@experiment(says={"rule": None, "train": None, "kinds": []})
 def progress(
     refs: str | Sequence[str],
     *,
