@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import glob
 import re
+from bisect import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -376,9 +377,8 @@ def _select(selector: str, path: Path, run: str, steps: list[int]) -> Iterable[i
         wanted = [int(selector)]
     # Of a range without end the first that is missing is refused.
     for missing in (step for step in wanted if step not in steps):
-        near = [step for step in steps if step < missing][-1:] + [step for step in steps if step > missing][
-            :1
-        ]
+        after = bisect(steps, missing)
+        near = steps[max(after - 1, 0) : after + 1]
         raise UserError(
             f"{run} has no checkpoint at step {missing}: the nearest are {' and '.join(map(str, near))} "
             f"(of {_format_steps(steps)})"

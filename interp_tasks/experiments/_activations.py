@@ -175,7 +175,7 @@ def heads(
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         own = {name: named_heads(spec, subject.stored.sizes) for name, spec in named.items()}
         rows = (
-            heads_by_class(subject, least)
+            head_classes_held_out(subject).groups(least)
             if by_class
             else chosen_heads([EACH, EACH_LAYER], subject.stored.sizes)
         )
@@ -235,12 +235,6 @@ def parse_groups(groups: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
             raise UserError(f"--group {name}={spec}: there is a row of that name already; choose another")
         named[name] = spec
     return named
-
-
-def heads_by_class(subject: LoadedCheckpoint, least: int) -> HeadGroups:
-    """Returns classes of heads found on other examples, with so many that are least like any template."""
-    classes = head_classes_held_out(subject)
-    return classes.groups() | ({f"least patterned {least}": classes.least(least)} if least else {})
 
 
 def class_notes(found: Mapping[str, HeadGroups]) -> list[str]:

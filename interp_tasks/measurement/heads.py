@@ -191,13 +191,16 @@ class HeadClasses:
         best = possible.groupby(["layer", "head"], sort=True)["corrected"].max()
         return tuple(sorted(sorted(self.scores.heads, key=lambda head: (best[head], head))[:number]))
 
-    def groups(self) -> dict[str, tuple[Head, ...]]:
-        """Returns the heads of each class; heads without a class are in ``uninterpretable``."""
+    def groups(self, least: int = 0) -> dict[str, tuple[Head, ...]]:
+        """Returns the heads of each class; heads without a class are in ``uninterpretable``, and so many that come
+        least close to any template in a group more.
+        """
         from circuits.patterns._template_scores import OTHER, UNCLEAR
 
         groups: dict[str, Any] = dict(self.classes.groups)
         rest = sorted([*groups.pop(OTHER, ()), *groups.pop(UNCLEAR, ())])
-        return groups | ({UNINTERPRETABLE: tuple(rest)} if rest else {})
+        groups |= {UNINTERPRETABLE: tuple(rest)} if rest else {}
+        return groups | ({f"least patterned {least}": self.least(least)} if least else {})
 
 
 def classify_heads(
