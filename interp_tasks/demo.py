@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import find_marks, resolve
 from interp_tasks.checkpoints.refs import task_of_run
-from interp_tasks.measurement.result import Result, join, shown_columns
+from interp_tasks.measurement.result import Result, join, shown_table
 from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, read_runs
 from interp_tasks.measurement.subjects import Examples, Progress, subjects
 from interp_tasks.pages import (
@@ -295,7 +295,7 @@ def sum_chapter(outcome: ShippedRunOutcome) -> list[Section]:
 def edited_sections(outcome: ShippedRunOutcome) -> list[Section]:
     """Returns the metrics as trained and edited, before and after the drop, and all numbers behind them."""
     frame = outcome.result.frame
-    columns = [Column("checkpoint", "ref"), Column("step", "step"), *shown_columns(frame)]
+    columns = [Column("checkpoint", "ref"), Column("step", "step"), *shown_table(frame)[1]]
     notes, name = " ".join(outcome.result.notes), f"demo-{outcome.task.name}"
     (drawn,) = outcome.result.figures()
     title = f"With and without attention, before and after the {outcome.turn}"

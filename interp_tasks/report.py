@@ -15,7 +15,7 @@ from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.heads import EACH, EACH_LAYER, chosen_heads, edit_heads, parse_limits
-from interp_tasks.measurement.result import run_sweep, shown_columns, tidy, value_text
+from interp_tasks.measurement.result import run_sweep, shown_table, tidy, value_text
 from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, declared_by_run, read_runs
 from interp_tasks.measurement.subjects import (
     Examples,
@@ -386,7 +386,7 @@ def effects_table(snapshots: Sequence[Snapshot]) -> Table:
         f"p adj.: sign-flip test, Holm's adjustment over the {tests} rows of a checkpoint. "
         "The download has all checkpoints."
     )
-    columns = [Column("checkpoint", "ref"), *shown_columns(last)]
+    columns = [Column("checkpoint", "ref"), *shown_table(last)[1]]
     title = "Effects of heads at the last checkpoint"
     return Table(last, title, caption, columns, "report-head-effects", frame, tall=True)
 

@@ -312,7 +312,7 @@ def print_as(result: Result, format: str, metric: str | None = None, top: int | 
     Args:
         top: how many rows a table has for each checkpoint and metric, those of the largest effects, ranked.
     """
-    from interp_tasks.measurement.result import own_view, shown_columns, shown_rows
+    from interp_tasks.measurement.result import own_view, shown_table
 
     compares = own_view(result.frame, "view_columns") is None
     chosen = result.of_metric(metric) if metric is not None or (compares and format == "table") else result
@@ -320,20 +320,19 @@ def print_as(result: Result, format: str, metric: str | None = None, top: int | 
         write_data(chosen.to_json() if format == "json" else chosen.to_csv())
         return
     frame, notes = chosen.frame, list(chosen.notes)
-    rows = shown_rows(frame)
+    rows, columns = shown_table(frame)
     if top is not None:
         order = rows["effect"].abs().sort_values(ascending=False, kind="stable").index
         largest = rows.loc[order].groupby(["ref", "metric"], sort=False).head(top)
         in_order = {ref: number for number, ref in enumerate(rows["ref"].unique())}
         rows = largest.sort_values("ref", key=lambda refs: refs.map(in_order), kind="stable")
-    columns = shown_columns(rows)
     if compares:
         if result.experiment in OF_HEADS and rows["variant"].nunique() == 1:
             # Heads that stand by themselves: "all heads", "heads 0.1"; a choice with a name as it is.
             (only,) = rows["variant"].unique()
             name = "all heads" if only == "all" else f"heads {only}" if only[:1].isdigit() else only
             rows = rows.assign(variant=name)
-        every = dict.fromkeys(shown_rows(result.frame)["metric"])
+        every = dict.fromkeys(shown_table(result.frame)[0]["metric"])
         left = [name for name in every if name not in set(frame["metric"])]
         notes += [f"--metric all: {', '.join(map(str, left))} too."] * bool(left)
         without = [ref for ref in dict.fromkeys(result.frame["ref"]) if ref not in set(frame["ref"])]

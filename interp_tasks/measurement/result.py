@@ -173,16 +173,6 @@ def own_view(of: pandas.DataFrame | str, name: str) -> Callable[..., Any] | None
     return found
 
 
-def shown_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns the rows that people see; several draws become one row with their mean and spread."""
-    if (view := own_view(frame, "view_rows")) is not None:
-        rows: pandas.DataFrame = view(frame)
-        return rows
-    if frame["draw"].isna().all():
-        return frame
-    return frame[frame["draw"].isna()].merge(spread(frame), how="left")
-
-
 def with_holm(frame: pandas.DataFrame, notes: Sequence[str]) -> tuple[pandas.DataFrame, tuple[str, ...]]:
     """Returns rows with Holm's adjustment over all their tests; a note about it, where there are any, comes second.
 
@@ -206,11 +196,17 @@ def plain_metric(name: Any) -> str:
     return str(name).removesuffix(RATIO).partition(" (")[0]
 
 
-def shown_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Returns the columns in which readers see ``shown_rows``; the intervention only where it tells rows apart."""
+def shown_table(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[Column]]:
+    """Returns the rows that people see, and their columns.
+
+    Several draws become one row with their mean and spread; the intervention is shown only where it tells rows apart.
+    """
+    if (view := own_view(frame, "view_rows")) is not None:
+        frame = view(frame)
+    elif frame["draw"].notna().any():
+        frame = frame[frame["draw"].isna()].merge(spread(frame), how="left")
     if (view := own_view(frame, "view_columns")) is not None:
-        columns: list[Column] = view(frame)
-        return columns
+        return frame, view(frame)
     compared, several = frame["baseline"].notna().any(), "sd" in frame
     # Of draws of one variant what it is stands in the notes: the room goes to the spread.
     columns = [] if several and frame["variant"].nunique() == 1 else [Column("variant", "variant")]
@@ -232,7 +228,7 @@ def shown_columns(frame: pandas.DataFrame) -> list[Column]:
         columns.append(Column("effect [95% CI]", "effect", partial(value_text, key="effect")))
     if frame["p_value"].notna().any():
         columns.append(Column("p adj.", "p_adjusted", lambda row: p_value(row["p_adjusted"])))
-    return columns
+    return frame, columns
 
 
 def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
@@ -379,8 +375,7 @@ class Result:
 
     def page(self, title: str | None = None) -> Page:
         """Returns the figures and the table on one self-contained page."""
-        rows = shown_rows(self.frame)
-        columns, notes = shown_columns(rows), " ".join(self.notes)
+        (rows, columns), notes = shown_table(self.frame), " ".join(self.notes)
         refs = rows["ref"].unique()
         if len(refs) == 1:
             notes = f"All rows: {refs[0]}. {notes}"
