@@ -220,11 +220,11 @@ def check_report(run: str, options: Options) -> list[ResolvedCheckpoint]:
         UserError: for none, for checkpoints of several runs, or without a task.
     """
     is_whole = "@" not in run and not is_checkpoint(Path(run))
-    found = sorted(resolve(f"{run}@all" if is_whole else run), key=lambda each: each.step)
-    runs = list(by_run(found))
-    if len(runs) > 1:
-        raise UserError(f"{run} names {len(runs)} runs ({runs[0]} ... {runs[-1]}): a report is of one")
-    return resolve_refs([replace(each, label=each.ref) for each in found], Examples.of(options))
+    (name, found), *others = by_run(resolve(f"{run}@all" if is_whole else run)).items()
+    if others:
+        names = f"{len(others) + 1} runs ({name} ... {others[-1][0]})"
+        raise UserError(f"{run} names {names}: a report is of one")
+    return resolve_refs(found, Examples.of(options))
 
 
 def read_training(checkpoint: ResolvedCheckpoint) -> tuple[Run | None, Curve | None, str]:

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 
 from interp_tasks.errors import UserError, check_system
 
-#: 128 + SIGINT, as in ``boundary``.
-INTERRUPTED = 130
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
@@ -32,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Before the command line is there to say it, or when it has gone.
         sys.stderr.write("interp-run: interrupted\n")
-        return INTERRUPTED
+        return 130
 
 
 __all__ = ["main"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.cells import cell_len
 
 from interp_tasks.cli.terminal import note, write_data
-from interp_tasks.measurement.result import EXPERIMENTS
+from interp_tasks.measurement.result import EXPERIMENTS, own_view, shown_table
 from interp_tasks.texts import LAYOUT, printable
 
 if TYPE_CHECKING:
@@ -312,8 +312,6 @@ def print_as(result: Result, format: str, metric: str | None = None, top: int | 
     Args:
         top: how many rows a table has for each checkpoint and metric, those of the largest effects, ranked.
     """
-    from interp_tasks.measurement.result import own_view, shown_table
-
     compares = own_view(result.frame, "view_columns") is None
     chosen = result.of_metric(metric) if metric is not None or (compares and format == "table") else result
     if format != "table":

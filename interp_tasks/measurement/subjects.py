@@ -405,16 +405,13 @@ def check_tokens_fit(tokens: Tensor, sizes: Any, ref: str) -> None:
 
 
 def by_run(found: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
-    """Returns the checkpoints of each run by ascending step; one outside any run counts as a run."""
+    """Returns the checkpoints of each run by ascending step, each labelled with the REF of exactly it; one outside any
+    run counts as a run.
+    """
     runs: dict[str, list[ResolvedCheckpoint]] = {}
     for one in found:
-        runs.setdefault(str(one.run_path or one.path), []).append(one)
+        runs.setdefault(str(one.run_path or one.path), []).append(replace(one, label=one.ref))
     return {run: sorted(several, key=lambda one: one.step) for run, several in runs.items()}
-
-
-def labelled_by_ref(runs: Mapping[str, Sequence[ResolvedCheckpoint]]) -> list[ResolvedCheckpoint]:
-    """Returns the checkpoints of some runs, run by run, each labelled with the REF of exactly it."""
-    return [replace(one, label=one.ref) for several in runs.values() for one in several]
 
 
 def get_run_name(subject: LoadedCheckpoint) -> str:

@@ -23,7 +23,6 @@ from interp_tasks.measurement.subjects import (
     by_run,
     check_has_task,
     get_run_name,
-    labelled_by_ref,
     resolve_refs,
 )
 
@@ -85,7 +84,8 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         return [{**row, "n": len(subject.tokens)} for row in rows]
 
     config = {"refs": [one.label for one in found]}
-    result = measure("order", labelled_by_ref(runs), options, measure_checkpoint, config=config)
+    ordered = [one for several in runs.values() for one in several]
+    result = measure("order", ordered, options, measure_checkpoint, config=config)
     return replace(result, notes=NOTES)
 
 

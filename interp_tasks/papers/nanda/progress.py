@@ -29,7 +29,6 @@ from interp_tasks.measurement.subjects import (
     by_run,
     check_has_task,
     get_run_name,
-    labelled_by_ref,
     resolve_refs,
     trained_on,
 )
@@ -209,9 +208,8 @@ def progress(
     config: dict[str, Any] = {"refs": [one.label for one in found], "rule": f"{parsed[0]}={parsed[1]:g}"}
     stated = train if train is None or isinstance(train, str) else "given"
     config |= {"train": stated, "kinds": list(chosen if kinds else ())}
-    result = measure(
-        "progress", labelled_by_ref(runs), options, measure_checkpoint, config=config, check=grid_of
-    )
+    ordered = [one for several in runs.values() for one in several]
+    result = measure("progress", ordered, options, measure_checkpoint, config=config, check=grid_of)
     return replace(result, notes=tuple(notes(followed, unknown)), data={"runs": followed})
 
 
