@@ -85,16 +85,16 @@ def parse_batch(batch: Any, caller: str, examples: int | None = None) -> Any:
     return batch
 
 
-def parse_indices(given: Any, caller: str, name: str) -> tuple[int, ...] | None:
-    """Reads one or several indices from 0, without repeats; None stays None."""
+def parse_indices(given: Any, caller: str, name: str, least: int | None = 0) -> tuple[int, ...] | None:
+    """Reads one or several indices from `least`, without repeats; None stays None."""
     if given is None:
         return None
     given = dense_if_array(given, f"{caller}: {name}")
     given = given.tolist() if isinstance(given, Tensor) else given
     found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    if not found or not all(is_whole(x, 0) for x in found):
+    if not found or not all(is_whole(x, least) for x in found):
         raise CircuitsError(
-            f"{caller}: {name} are whole numbers from 0, at least one (of a mask, mask.nonzero()); "
+            f"{caller}: {name} are whole numbers{' from 0' * (least == 0)}, at least one (of a mask, mask.nonzero()); "
             f"got {format_value(found)}"
         )
     return tuple(dict.fromkeys(map(int, found)))

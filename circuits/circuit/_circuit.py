@@ -252,8 +252,8 @@ def edges(names: Iterable[str] | str, model: nn.Module | None = None) -> Circuit
     """Makes a circuit of edges by name: sender -> receiver, such as "0.1 -> 1.3.q".
 
     Senders are embed, pos_embed, heads (0.1) and MLPs (mlp0); receivers are the inputs of heads (1.3.q, 1.3.k, 1.3.v),
-    of key-value groups where heads share them (1.k0.k, 1.k0.v), MLPs and output. "0.1 -> 1.3.q @ 3,4" is the edge at
-    two positions, "@ all but 3,4" at the others.
+    of key-value groups where heads share them (1.k0.k, 1.k0.v), MLPs and output. "0.1 -> 1.3.q @ 3,-1" is the edge at
+    two positions, one counted from each prompt's end; "@ all but 3,-1" at the others.
 
     Args:
         names: a list, or a text with one in each line or between semicolons; the same one twice counts once.

@@ -2,7 +2,7 @@
 
 A node is `embed`, `pos_embed`, a head `1.3` or an MLP `mlp1`. An edge leads from a node to an input of a later one:
 `0.1 -> 1.3.q`, `embed -> mlp0`, `mlp1 -> output`; where heads share keys and values, to those of a group, `0.1 ->
-1.k0.k`. Behind either, `@ 3,4` limits it to positions, and `@ all but 3,4` to the others. The names in the tables of
+1.k0.k`. Behind either, `@ 3,-1` limits it to positions, and `@ all but 3,-1` to the others. The names in the tables of
 `patch.screen` and `patch.edges` are read too.
 """
 
@@ -27,14 +27,17 @@ _HEAD = re.compile(r"[Ll]?(\d{1,6})[.Hh](\d{1,6})", re.ASCII)
 _MLP = re.compile(r"mlp(?:_out\.|_pre\.)?(\d{1,6})", re.ASCII)
 # Tables have the heads that a group serves behind its name.
 _GROUP = re.compile(r"[Ll]?(\d{1,6})\.?[Kk](\d{1,6})\.([kv])(?: \(heads? [\d,]+\))?", re.ASCII)
-_POSITIONS = re.compile(r"(all but )?(\d{1,6}(?:,\d{1,6})*)", re.ASCII)
+_POSITIONS = re.compile(r"(all but )?(-?\d{1,6}(?:,-?\d{1,6})*)", re.ASCII)
 
 #: Places in the order of computation: after the embeddings come, in each layer, heads and then the MLP.
 _BEFORE, _STAGES, _AFTER = -1, 2, 10**9
 
 
 class Where(NamedTuple):
-    """The positions at which a member belongs to a circuit: some of them, or (`inverted`) all but some."""
+    """The positions at which a member belongs to a circuit: some of them, or (`inverted`) all but some.
+
+    Negative ones count from a prompt's end; to `&` and `|` -1 and 8 are two, also where nine tokens make them one.
+    """
 
     positions: frozenset[int]
     inverted: bool
@@ -230,10 +233,7 @@ def _parse_input(name: str, text: str, caller: str) -> Input:
 def _parse_positions(text: str, whole: str, caller: str) -> Where:
     match = _POSITIONS.fullmatch(" ".join(text.split()).replace(", ", ","))
     if match is None:
-        raise CircuitsError(
-            f"{caller}: {whole!r}: behind @ stand positions from 0, such as 3,4 or all but 3,4; negative ones could "
-            "not be told from the others"
-        )
+        raise CircuitsError(f"{caller}: {whole!r}: behind @ stand positions, such as 3,-1 or all but 3,-1")
     return Where(frozenset(map(int, match[2].split(","))), match[1] is not None)
 
 

@@ -18,13 +18,13 @@ from circuits.interventions.paths import Path
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import KeyValueGroup, format_head_label
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import own_positions
 from circuits.model.sites import Site
 from circuits.model.types import BatchLike, MetricLike, TokensLike
 from circuits.patch._activations import place_of_input, place_of_node
 from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, Run, parse_steps
 from circuits.patch._screen_result import ScreenOptions, ScreenResult, parse_options, tabulate_screening
 from circuits.sweeps.metrics import PerExample, Row
+from circuits.tensors import select_positions
 from circuits.validate import answers_former_names, index_by_text, parse_choice, parse_indices
 
 CALLER = "patch.edges"
@@ -77,8 +77,8 @@ def edges(
         batch: what the metric is given of each example, such as labels; it has len() and takes a slice of rows.
         how: what an edge carries: "resample", what the sender has on the source; "mean", the mean of that over the
             source's examples, per position; "zero", nothing.
-        spans: positions by name, {"noun": [6, 7, 8]}, counted from 0 in each prompt's own tokens and within the
-            shortest: each edge then has a row for each span, patched there alone. Default: one row, at all positions.
+        spans: positions by name, {"noun": [6, 7, 8], "end": [-1]}, counted in each prompt's own tokens, from its start
+            or its end: each edge then has a row for each span, patched there alone. Default: one row, at all positions.
         method: "gradient", the gradient at base: the derivative of the metric along `patch.path`. "integrated", the
             mean of the gradients at `steps` midpoints between the network's embeddings on base and on the source (Hanna
             et al. 2024, arXiv:2403.17806). "gim", the same with GIM's backward pass (Edin et al. 2025,
@@ -147,18 +147,24 @@ def _screen_edges(
 
 
 def _parse_spans(spans: Mapping[str, Sequence[int]] | None, lengths: Tensor) -> dict[str, tuple[int, ...]]:
-    """Returns the positions of each span by its name, in order; refuses those that some prompt is too short for."""
+    """Returns the positions of each span by its name, in order; refuses those that a prompt lacks or has twice."""
     if spans is None:
         return {}
     if not isinstance(spans, Mapping) or not spans:
         raise CircuitsError(f'{CALLER}: spans name positions, {{"noun": [6, 7]}}; got {format_value(spans)}')
     named = {name: () if at is None else at for name, at in index_by_text(spans, CALLER, "spans").items()}
-    read = {name: parse_indices(where, CALLER, f"span {name!r}") for name, where in named.items()}
+    read = {name: parse_indices(at, CALLER, f"span {name!r}", least=None) or () for name, at in named.items()}
     shortest, least = int(lengths.argmin()), int(lengths.min())
     for name, where in read.items():
-        if (last := max(where or ())) >= least:
-            raise CircuitsError(f"{CALLER}: span {name!r}: prompt {shortest} has no position {last}")
-    return {name: tuple(sorted(where or ())) for name, where in read.items()}
+        if missing := [at for at in where if not -least <= at < least]:
+            raise CircuitsError(f"{CALLER}: span {name!r}: prompt {shortest} has no position {missing[0]}")
+    every = {at for where in read.values() for at in where}
+    for prompt, length in enumerate(lengths.tolist()):
+        if twice := [at for at in every if at < 0 and at + length in every]:
+            raise CircuitsError(
+                f"{CALLER}: spans: {twice[0]} and {twice[0] + length} are one position of prompt {prompt}; name one"
+            )
+    return {name: tuple(sorted(where)) for name, where in read.items()}
 
 
 def _receivers(surface: HookedModel, senders: Sequence[Node]) -> list[_Receivers]:
@@ -219,8 +225,8 @@ def _estimate_edge_effects(
     source = piece.patched([hook for hook in hooks if hook in (*sent, *INPUTS)])
     base = piece.run(piece.base, hooks, graph=True)
     clean = base.output.detach()
-    own = own_positions(piece.base.real)
-    chosen = [torch.isin(own, torch.tensor(span)) for span in spans]
+    real = piece.base.real
+    chosen = [select_positions(span, real.shape[1], CALLER, real) for span in spans]
     gaps = {hook: piece.change(base.activations[hook], source[hook]) for hook in sent}
     changes = _changes(piece, senders, base, gaps)
     changes_in_each_run = surface.sublayer_norm("attn_out", 0) is not None

@@ -121,7 +121,7 @@ def circuit(
         kind: ``"edges"`` or ``"nodes"``.
         method: what ranks members: effects by ``"gradient"``, ``"integrated"`` or (edges) ``"gim"`` gradients, or
             ``"exact"`` ones.
-        spans: positions by name, counted in each prompt's own tokens (``"noun=6,7;verb=8"``, or a dict): each edge is
+        spans: positions by name, counted in each prompt's own tokens (``"noun=6,7;end=-1"``, or a dict): each edge is
             ranked, and kept, at each of them alone. Default: at all positions.
         rank: by the size of the ``"mean"`` effect over examples, or by their mean ``"size"``, where signs differ.
         faithfulness: what the circuit has at least, on the half it is found on.

@@ -302,7 +302,11 @@ REFUSALS: list[tuple[Any, ...]] = [
     (lambda m: patch.edges(m, tokens, other, logit, method="grad"), "method='grad'", "'integrated'"),
     (lambda m: patch.edges(m, tokens, other, logit, exact="verified"), "exact=10", 'exact="all"'),
     (lambda m: patch.edges(m, tokens, other, lambda x: (0 * logit(x)).sqrt()), "is not finite"),
-    (lambda m: patch.edges(m, tokens, other, spans={"noun": [-1]}), "patch.edges: span"),
+    (
+        lambda m: patch.edges(m, tokens, other, spans={"a": [5], "b": [-1]}),
+        "-1 and 5 are one position",
+        "prompt 0",
+    ),
     (lambda m: patch.edges(m, tokens, other, spans={}), "patch.edges: span"),
     (lambda m: patch.edges(m, tokens, other, spans={"noun": None}), "patch.edges: span 'noun'", "got ()"),
     (lambda m: patch.edges(m, tokens, other, spans={1: 0, "1": 1}), "two spans are called '1'"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, cache, circuit, logit_difference, patch, prompts, run
+from circuits import CircuitsError, cache, circuit, logit_difference, patch, prompts, run, sweep
 from circuits.statistics import bootstrap
 from tests.circuits.conftest import CAPS, RMS, SANDWICH
 from tests.circuits.patch.by_hand import (
@@ -212,3 +212,23 @@ def test_edges_at_spans_are_paths_there(causal, tokens, other_tokens):
         values = [curved(run(causal, tokens, *edit)).mean().item() for edit in ((cut,), ())]
         assert row["effect"] == pytest.approx(values[0] - values[1], abs=1e-6)
     assert len(found.top(len(found.frame))) == len(whole)
+
+
+def test_spans_count_from_the_end_of_each_prompt(causal, tokens, other_tokens):
+    """Two prompts of unequal length give the mean of what each alone gives at its own last position."""
+    asked = {"method": "gradient", "exact": 6, "draws": 9, "flips": 9, "metric": logit_difference(3, 1)}
+    base, source = ([given[0, :4].tolist(), given[1].tolist()] for given in (tokens, other_tokens))
+    found = patch.edges(causal, base, source, spans={"start": [0], "end": [-1]}, **asked).frame
+    alone = [
+        patch.edges(causal, [row], [other], spans={"end": [len(row) - 1]}, **asked | {"exact": "all"}).frame
+        for row, other in zip(base, source, strict=True)
+    ]
+    ends, at_end = ["sender", "receiver"], found[found["positions"] == "-1"]
+    for column in ("estimate", "effect"):
+        means = sum(one.set_index(ends)[column] for one in alone) / 2
+        got = at_end.dropna(subset=column).set_index(ends)[column]
+        assert len(got)
+        assert got.to_dict() == pytest.approx(means[got.index].to_dict(), abs=1e-5), column
+    (sender, receiver), effect = got.index[0], got.iloc[0]
+    cut = circuit.edges(f"{sender} -> {receiver} @ -1", causal).cut(source)
+    assert sweep(causal, base, cut, asked["metric"]).frame["effect"][0] == pytest.approx(effect, abs=1e-5)

@@ -31,7 +31,6 @@ REFUSED = [
     ("circuit", "matrix", {"spans": "a"}, "--spans a '': write positions counted from 0"),
     ("circuit", "matrix", {"spans": "a=1", "kind": "nodes"}, "leave out --kind nodes"),
     ("circuit", "matrix", {"spans": "a=1;a=2"}, "each span has a name of its own"),
-    ("circuit", "matrix", {"spans": "a=-1"}, "--spans a: positions are counted from 0, got -1"),
     ("circuit", "matrix", {"rank_by": "loss"}, "no argument 'rank_by'; there are samples, seed"),
     ("circuit", "matrix", {"tokens": TOKENS, "metric": "mse_all"}, "tokens of your own have no task with metrics"),
     ("fourier", "modular", {"rule": "noise=much"}, "after = comes a number from 0, such as noise=0.05"),
