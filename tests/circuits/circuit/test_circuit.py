@@ -33,7 +33,6 @@ def test_names_of_all_kinds_are_read_alike():
         ("output -> 1.3.q", "'output' of 'output -> 1.3.q' is no node that sends"),
         ("0.1 -> embed", "'embed' of '0.1 -> embed' receives nothing"),
         ("0.k1 -> output", "is no node that sends"),
-        ("0.1 -> 1.3.q @ -1", "positions from 0"),
         (3, "3 is not the name of an edge"),
     ],
 )
