@@ -84,7 +84,7 @@ def edges(
             et al. 2024, arXiv:2403.17806). "gim", the same with GIM's backward pass (Edin et al. 2025,
             arXiv:2505.17630), but for norms on the stream itself, of post-norm models.
         steps: runs between base and source, of "integrated" and "gim"; 0: the gradient at base.
-        exact: how many of the first rows of each metric are also swept; or "all".
+        exact: how many of the first rows of each metric are also swept, from 0; or "all".
         rank: "mean", by |mean estimate|, or "size", by mean |estimate|: signs that differ cancel in the mean.
         batch_size: examples in a forward and its backward pass, and examples × patches where these are measured.
         seed: of the bootstrap and of the sign-flip test, which have `draws` resamples and `flips` flips.

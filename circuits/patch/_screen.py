@@ -80,7 +80,7 @@ def screen(
             "position", each of these at each position; "neuron"; or "feature", of a spliced SAE.
         method: "gradient", that at base; or "integrated", the mean along the way from base to source.
         steps: runs between base and source, of "integrated"; 0: the gradient at base.
-        exact: the number of rows of each metric, the first ones, that are also swept; or "all".
+        exact: how many of the first rows of each metric are also swept, from 0; or "all".
         rank: "mean", by |mean estimate|, or "size", by mean |estimate|: signs that differ cancel in the mean.
         batch_size: examples in a forward and its backward pass, and examples × patches where these are measured.
         seed: of the bootstrap and of the sign-flip test, which have `draws` resamples and `flips` flips.

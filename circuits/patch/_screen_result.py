@@ -41,14 +41,14 @@ class ScreenResult:
             estimated effect, with a bootstrap interval over the `n` examples, `size` the mean of its absolute values
             over them. Where the patch was swept, `value`, `effect` (the exact one) and the following columns are those
             of the sweep, and `effect_size` is the mean of absolute effects; elsewhere they are empty.
-        exact: the sweep of the measured rows.
+        exact: the sweep of the measured rows; None where none were.
         settings: method, steps, direction, seed and so on.
         graph: the nodes and edges that the model has.
         notes: sentences on what the ranking may miss: metrics of which effects cancel over the examples.
     """
 
     frame: pd.DataFrame
-    exact: SweepResult
+    exact: SweepResult | None
     settings: dict[str, Any]
     graph: Graph
     notes: tuple[str, ...] = ()
@@ -172,7 +172,7 @@ class ScreenOptions(NamedTuple):
 
 def parse_options(caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any) -> ScreenOptions:
     parse_choice(rank, RANKS, caller, "rank")
-    if exact != "all" and not is_whole(exact, 1):
+    if exact != "all" and not is_whole(exact, 0):
         raise CircuitsError(f'{caller}: exact={exact!r}; give a number of rows, exact=10, or exact="all"')
     resampling = parse_resampling(seed, draws, flips, caller)
     return ScreenOptions(None if exact == "all" else int(exact), rank, resampling)
@@ -208,23 +208,27 @@ def tabulate_screening(
     ]
     chosen = list(dict.fromkeys(at for table in tables.values() for at in table.index[: options.exact]))
     names = [str(rows[at]["variant"]) for at in chosen]
-    exact, measured = run_sweep(
-        pair.surface,
-        pair.base,
-        {name: patch(at) for name, at in zip(names, chosen, strict=True)},
-        replace(pair.metric, default=unedited_metrics),
-        options.resampling,
-        batch_size=pair.batch_size,
-    )
-    for metric, table in tables.items():
-        clean, edited = np.split(measured.of(metric), [1], axis=1)
-        of_measured = dict(zip(names, _mean_absolute_effects(edited, clean), strict=True))
-        table["effect_size"] = table["variant"].map(of_measured)
+    exact = None
+    if chosen:
+        exact, measured = run_sweep(
+            pair.surface,
+            pair.base,
+            {name: patch(at) for name, at in zip(names, chosen, strict=True)},
+            replace(pair.metric, default=unedited_metrics),
+            options.resampling,
+            batch_size=pair.batch_size,
+        )
+        for metric, table in tables.items():
+            clean, edited = np.split(measured.of(metric), [1], axis=1)
+            of_measured = dict(zip(names, _mean_absolute_effects(edited, clean), strict=True))
+            table["effect_size"] = table["variant"].map(of_measured)
+        effects = exact.frame[["variant", "metric", *EXACT]]
+        frame = pd.concat(tables.values()).merge(effects, how="left", on=["variant", "metric"])
+    else:
+        frame = pd.concat(tables.values())
+        frame = frame.reindex(columns=[*frame, "effect_size", *EXACT])
     settings = settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.surface.settings
     settings |= options.resampling | {"n": len(pair.base), "level": LEVEL}
-    frame = pd.concat(tables.values()).merge(
-        exact.frame[["variant", "metric", *EXACT]], how="left", on=["variant", "metric"]
-    )
     # Metrics keep their order; of equal rows the larger estimate is first.
     order = [frame["rank"], -ranking_sizes(frame, options.rank), pd.factorize(frame["metric"])[0]]
     frame = frame.iloc[np.lexsort(order)].reset_index(drop=True)

@@ -161,16 +161,17 @@ def test_a_backward_that_knows_no_batch(model, tokens, other_tokens):
     assert found != doubled(lambda x: x)
 
 
-@pytest.mark.parametrize("rank", ["mean", "size"])
-def test_rows_are_in_the_order_of_exact_effects_where_measured(make_model, tokens, rank):
+@pytest.mark.parametrize(("rank", "exact"), [("mean", 2), ("size", 2), ("mean", 0), ("size", 0)])
+def test_rows_are_in_the_order_of_exact_effects_where_measured(make_model, tokens, rank, exact):
     """A circuit of the first rows is that of `top`, and print begins with them; `rank` is that of the estimates."""
 
     def two(output):
         return {"squared": output[:, -1].square().sum(-1), "first": output[:, -1, 0]}
 
-    found = patch.edges(make_model(0), tokens, tokens.roll(1, 0), two, exact=2, rank=rank, method="gradient")
+    found = edges(make_model(0), tokens, tokens.roll(1, 0), two, exact=exact, rank=rank)
     estimate, effect = ("size", "effect_size") if rank == "size" else ("estimate", "effect")
     for metric, rows in found.frame.groupby("metric"):
+        assert (rows[effect].count() > 0) == (exact > 0) == (found.exact is not None)
         assert rows[effect].abs().fillna(rows[estimate].abs()).is_monotonic_decreasing
         assert rows.sort_values("rank")[estimate].abs().is_monotonic_decreasing
         assert found.ranking(metric) == list(rows["variant"])
