@@ -87,6 +87,5 @@ def test_the_same_on_a_bridge_around_hugging_face(hf_model, tokens, other_tokens
 
 
 def test_bridges_rank_edges_as_the_same_weights_in_a_hooked_transformer(hooked_only, tokens, other_tokens):
-    models = [build(family=family) for family in FAMILIES]
-    found = [edges(model, tokens, other_tokens, metric, method="gim", **ONE) for model in models]
+    found = [edges(build(family=one), tokens, other_tokens, metric, method="gim", **ONE) for one in FAMILIES]
     assert found[0].ranking(by="estimate") == found[1].ranking(by="estimate")
