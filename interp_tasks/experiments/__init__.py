@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from interp_tasks.experiments._attention import attention
     from interp_tasks.experiments._circuit import circuit
     from interp_tasks.experiments._fourier import fourier
+    from interp_tasks.experiments._llc import llc
     from interp_tasks.experiments._probe import lens, probe
     from interp_tasks.experiments._runs import curve, drops
     from interp_tasks.experiments._weights import permute, transplant
@@ -42,7 +43,18 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "Examples", "Experiment", "LoadedCheckpoint", "Options", "Result", "ablation"]
 __all__ += ["algorithm", "attention", "baseline", "circuit", "copying", "curve", "data", "decoding"]
 __all__ += ["detector", "drops", "embeddings", "every_experiment", "experiment_named", "fourier"]
-__all__ += ["generalisation", "gradients", "heads", "influence", "lens", "neurons", "ood", "order", "patch"]
+__all__ += [
+    "generalisation",
+    "gradients",
+    "heads",
+    "influence",
+    "lens",
+    "llc",
+    "neurons",
+    "ood",
+    "order",
+    "patch",
+]
 __all__ += ["permute", "prime_order", "primes", "probe", "progress", "subjects", "transplant", "weights"]
 
 #: Experiment -> its module, in this package.
@@ -50,7 +62,7 @@ _HOMES = {
     **dict.fromkeys(("ablation", "heads", "patch"), "experiments._activations"),
     **dict.fromkeys(("curve", "drops"), "experiments._runs"),
     **dict.fromkeys(("permute", "transplant"), "experiments._weights"),
-    **{name: f"experiments._{name}" for name in ("attention", "circuit", "fourier", "probe")},
+    **{name: f"experiments._{name}" for name in ("attention", "circuit", "fourier", "llc", "probe")},
     "lens": "experiments._probe",
     "generalisation": "papers.grokfast.generalisation",
     **dict.fromkeys(("algorithm", "baseline", "ood"), "papers.matrix_completion.methods"),

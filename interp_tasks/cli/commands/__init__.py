@@ -21,6 +21,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "search": "Search hyper-parameters with Optuna: a training run for every trial.",
         "zoo": "List the trained models that ship.",
         "curve": "Put plateau, drop and final level of runs beside theory, and answers beside errors.",
+        "llc": "Estimate the local learning coefficient of checkpoints, beside their losses.",
         "drops": "Say whether each run drops, when, how sharply, from what level to what level.",
     },
     "Papers": {
