@@ -44,6 +44,6 @@ def test_the_changelog_begins_with_this_version():
 def test_what_an_extra_brings_is_no_dependency():
     """And developers, whose tests need it, get it."""
     extras = WHOLE["project"]["optional-dependencies"]
-    for extra in ("cluster", "pictures"):
+    for extra in ("cluster", "devinterp", "pictures"):
         assert not set(extras[extra]) & set(WHOLE["project"]["dependencies"])
         assert set(extras[extra]) <= set(extras["dev"])

@@ -42,6 +42,7 @@ PAGES = {
     "modular weights": f"{MODULAR}#how-are-embeddings-arranged",
     "runs curve": PLATEAU,
     "runs drops": PLATEAU,
+    "runs llc": "results/learning-coefficient.md",
     "runs report": "report.md",
     "runs zoo": "shipped-models.md",
     "runs checkpoints": "checkpoints.md",
