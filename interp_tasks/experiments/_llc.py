@@ -12,6 +12,7 @@ of the drop metric, ``effect`` the difference, negative where it is earlier, wit
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
@@ -61,9 +62,7 @@ NOTES = (
 def llc(
     refs: str | Sequence[str],
     step_size: Annotated[float, typer.Option("--step-size", help="ε of the Langevin steps.")] = 3e-5,
-    localization: Annotated[
-        float, typer.Option("--localization", help="γ, strength of the spring.")
-    ] = 1000.0,
+    localization: Annotated[float, typer.Option("--localization", help="γ, of the spring.")] = 1000.0,
     n_beta: Annotated[float | None, typer.Option("--n-beta", help="nβ.", show_default="n / log n")] = None,
     chains: Annotated[int, typer.Option("--chains", min=2)] = 4,
     draws: Annotated[int, typer.Option("--draws", min=2, help="Steps of a chain that count.")] = 200,
@@ -87,29 +86,25 @@ def llc(
     options = {**options, "samples": options.get("samples") or SAMPLES, "split": "train"}
     runs = by_run(resolve_refs(refs, Examples.of(options)))
     settings: dict[str, Any] = {"lr": step_size, "localization": localization, "n_beta": n_beta}
-    settings |= {
-        "num_chains": chains,
-        "num_draws": draws,
-        "num_burnin_steps": burn_in,
-        "batch_size": batch_size,
-    }
-    curves: dict[str, dict[str, dict[int, Any]]] = {run: {} for run in runs}
+    settings |= {"num_chains": chains, "num_draws": draws, "num_burnin_steps": burn_in}
+    settings["batch_size"] = batch_size
+    curves: dict[str, dict[str, dict[int, Any]]] = {}
     traces: dict[str, Any] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        run, ref = get_run_name(subject), str(subject.labels["ref"])
+        ref = str(subject.labels["ref"])
         found = sample_around(subject, settings)
         traces[ref] = losses = found["loss_trace"].values
         measured = {COEFFICIENT: found["llc_per_chain"].values, R_HAT: r_hat(losses[:, burn_in:])}
         measured |= {TRAINING: float(found["init_loss"].values), **held_out(subject)}
         for name, value in measured.items():
-            curves[run].setdefault(name, {})[subject.stored.step] = value
+            curves.setdefault(without_step(ref), {}).setdefault(name, {})[subject.stored.step] = value
         rows: list[Row] = [{"metric": name, "value": value} for name, value in measured.items()]
         chains = measured[COEFFICIENT]
         rows[0] |= numbers(chains.mean(), interval_over_runs(chains))
         rows += ({"metric": COEFFICIENT, "draw": at, "value": float(one)} for at, one in enumerate(chains))
-        if subject.stored.path == runs[run][-1].path:
-            rows += half_way_rows(curves[run], subject)
+        if subject.stored.path == runs[get_run_name(subject)][-1].path:
+            rows += half_way_rows(curves[without_step(ref)], subject)
         return [{"variant": "model", "intervention": "none", "n": len(subject.tokens), **row} for row in rows]
 
     result = results.measure("llc", labelled_by_ref(runs), options, measure_checkpoint, config=settings)
@@ -142,14 +137,10 @@ def sample_around(subject: LoadedCheckpoint, settings: Mapping[str, Any]) -> Any
     n = len(batch)
     rows: Any = [{"input_ids": torch.tensor([row, row])} for row in range(n)]
     trained = {name: None for name, each in model.named_parameters() if each.requires_grad}
-    given = {
-        **settings,
-        "batch_size": min(settings["batch_size"], n),
-        "loss_fn": loss,
-        "param_masks": trained,
-    }
-    given |= {"n_beta": settings["n_beta"] or n / math.log(n), "init_seed": subject.seed}
-    given |= {"num_init_loss_batches": n // given["batch_size"], "device": str(batch.tokens.device)}
+    size, temperature = min(settings["batch_size"], n), settings["n_beta"] or n / math.log(n)
+    given = {**settings, "batch_size": size, "num_init_loss_batches": n // size, "n_beta": temperature}
+    given |= {"loss_fn": loss, "param_masks": trained, "init_seed": subject.seed}
+    given["device"] = str(batch.tokens.device)
     with TemporaryDirectory() as folder, torch.random.fork_rng(), redirect_stderr(StringIO()):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -159,6 +150,11 @@ def sample_around(subject: LoadedCheckpoint, settings: Mapping[str, Any]) -> Any
         # Its estimator averages over the burn-in, too.
         kept = compute_llc(samples.isel(step=slice(settings["num_burnin_steps"], None))).load()
         return kept.drop_dims("step").assign(loss_trace=compute_llc(samples)["loss_trace"].load())
+
+
+def without_step(ref: str) -> str:
+    """Returns what a REF is called in a table that has a row for each step, ``RUN`` or ``RUN (part)``."""
+    return re.sub(r"@\d+", "", ref)
 
 
 def r_hat(losses: Any) -> float:
@@ -209,7 +205,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     shown = shown.assign(
         at=shown["step"].astype("string").mask(half, "50% at"),
         metric=shown["metric"].mask(half, shown["variant"]),
-        ref=shown["run"].fillna(shown["ref"]),
+        ref=shown["ref"].map(without_step),
     )
     return results.side_by_side(
         shown, lambda row: (row["ref"], row["at"]), lambda row: {row["metric"]: results.value_text(row)}
@@ -224,7 +220,7 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
 def figures(result: Result) -> list[Figure]:
     """Returns coefficients and losses over the steps of each run, and the traces of all chains."""
     rows, drawn, traces = result.frame[result.frame["draw"].isna()], [], []
-    for run, of_run in rows.groupby("run", sort=False, dropna=False):
+    for run, of_run in rows.groupby(rows["ref"].map(without_step), sort=False):
         for y, names in ((COEFFICIENT, (COEFFICIENT,)), ("loss", (TRAINING, HELD_OUT))):
             series = {name: rows_to_series(of_run[of_run["metric"] == name], "step") for name in names}
             halves = of_run[(of_run["metric"] == HALF) & of_run["variant"].ne(HELD_OUT)]["value"].dropna()
