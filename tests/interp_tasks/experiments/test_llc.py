@@ -33,14 +33,8 @@ def test_the_coefficient_of_a_parabola(monkeypatch):
     d, n_beta, spring = 400, 300.0, 100.0
     task = SimpleNamespace(read_positions=(0,), loss=lambda output, batch: output.square().sum() / 2)
     batch = Batch(torch.zeros(8, 1, dtype=torch.long), torch.zeros(8))
-    settings = {
-        "lr": 2e-4,
-        "localization": spring,
-        "num_chains": 3,
-        "num_draws": 300,
-        "num_burnin_steps": 100,
-    }
-    settings |= {"n_beta": n_beta, "batch_size": 4}
+    settings = {"lr": 2e-4, "localization": spring, "num_chains": 3, "num_draws": 300, "batch_size": 4}
+    settings |= {"num_burnin_steps": 100, "n_beta": n_beta}
     before = torch.get_rng_state()
     found = _llc.sample_around(SimpleNamespace(task=task, batch=batch, model=Parabola(d), seed=0), settings)
     assert torch.equal(before, torch.get_rng_state())

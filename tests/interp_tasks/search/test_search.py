@@ -274,18 +274,7 @@ def test_another_search_is_refused_and_nothing_lost(fake, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        {"train.learning_rate": None},
-        {"train.learning_rate": "text"},
-        {"train.learning_rate": 1e9},
-        {"train.weight_decay": 3},
-        {"value": None},
-        {"value": "text"},
-        {"state": "DANCING"},
-        {"trial": "first"},
-        {"run": 5},
-    ],
+    "damage", [{"train.learning_rate": None}, {"train.learning_rate": 1e9}, {"value": "text"}, {"run": 5}]
 )
 def test_trials_that_no_search_has_told_are_one_line(fake, tmp_path, damage):
     search(plan(), out=tmp_path, trials=2)
