@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from circuits.figures.layout import COLOURS, INK, TEMPLATE, series_style
 from interp_tasks import experiments
 from interp_tasks.checkpoints.refs import find_run
 from interp_tasks.checkpoints.run_files import read_metrics
 
-IMAGES = Path(__file__).parents[1] / "images"
+IMAGES, RESULTS = (Path(__file__).parents[1] / name for name in ("images", "results"))
 FLAGSHIP, SEEDS = "zoo:matrix-completion-7x7", "zoo:matrix-completion-7x7-seeds/seed-{}"
 TAUGHT = "zoo:matrix-completion-7x7-taught"
 MIIII = [f"zoo:miiii-113-paper{rest}" for rest in ("", "-seeds/seed-1", "-seeds/seed-2")]
@@ -155,12 +157,31 @@ def copying_needs_attention() -> Any:
     )
 
 
+def learning_coefficient() -> Any:
+    """Returns the coefficient, as a fraction of the plateau's, beside held-out accuracy: a panel for each seed."""
+    table = pandas.read_csv(RESULTS / "learning-coefficient.csv")
+    seeds = sorted(table["seed"].unique())
+    titles = [f"seed {seed}" for seed in seeds]
+    figure = make_subplots(1, len(seeds), shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.03)
+    named = {"coefficient": "coefficient, of its plateau's", "accuracy": "accuracy on held-out pairs"}
+    for at, seed in enumerate(seeds, 1):
+        rows = table[table["seed"] == seed]
+        for colour, (column, name) in zip(COLOURS, named.items(), strict=False):
+            values = rows[column] / (rows[column].iloc[0] if column == "coefficient" else 1)
+            look = {"line": {"color": colour, "width": 2}, "marker": {"size": 5}, "mode": "lines+markers"}
+            figure.add_scatter(x=rows["step"], y=values, name=name, showlegend=at == 1, **look, row=1, col=at)
+    laid_out(figure, "", 300)
+    figure.update_xaxes(title={"text": ""}).update_xaxes(title={"text": "training step"}, col=2)
+    return figure.update_layout(margin_t=30)
+
+
 PICTURES = {
     "copying-needs-attention": copying_needs_attention,
     "primes-in-order": primes_in_order,
     "plateau-and-fall": plateau_and_fall,
     "grokking-seeds": grokking_seeds,
     "what-the-plateau-waits-for": taught,
+    "learning-coefficient": learning_coefficient,
 }
 
 if __name__ == "__main__":

@@ -43,19 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "Examples", "Experiment", "LoadedCheckpoint", "Options", "Result", "ablation"]
 __all__ += ["algorithm", "attention", "baseline", "circuit", "copying", "curve", "data", "decoding"]
 __all__ += ["detector", "drops", "embeddings", "every_experiment", "experiment_named", "fourier"]
-__all__ += [
-    "generalisation",
-    "gradients",
-    "heads",
-    "influence",
-    "lens",
-    "llc",
-    "neurons",
-    "ood",
-    "order",
-    "patch",
-]
-__all__ += ["permute", "prime_order", "primes", "probe", "progress", "subjects", "transplant", "weights"]
+__all__ += ["generalisation", "gradients", "heads", "influence", "lens", "llc", "neurons", "ood", "order"]
+__all__ += ["patch", "permute", "prime_order", "primes", "probe", "progress", "subjects", "transplant"]
+__all__ += ["weights"]
 
 #: Experiment -> its module, in this package.
 _HOMES = {

@@ -15,7 +15,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr
 from dataclasses import replace
 from importlib.util import find_spec
 from io import StringIO
@@ -51,10 +51,8 @@ COEFFICIENT, R_HAT, TRAINING, HELD_OUT = "coefficient", "R-hat", "training loss"
 HALF = "step at 50%"
 SAMPLES = 4096
 NOTES = (
-    "coefficient: mean over chains, with a 95% interval over them; what other runs would give is not in it.",
-    "R-hat: above 1.1 chains disagree or drift, and the coefficient means little.",
-    "50% at: the step after which half of the way from the plateau to the last checkpoint is made; of held-out loss by "
-    "its logarithm.",
+    "Intervals: 95%, over chains; what other runs give is not in them. R-hat above 1.1: chains disagree or drift.",
+    "50% at: the step of half of the way from the plateau to the last checkpoint, of held-out loss by its logarithm.",
 )
 
 
@@ -182,12 +180,12 @@ def half_way_rows(curves: Mapping[str, Mapping[int, Any]], last: LoadedCheckpoin
     from interp_tasks.checkpoints.refs import find_marks
     from interp_tasks.measurement.level_crossing_steps import crossing
 
-    steps, plateau = sorted(curves[COEFFICIENT]), None
-    with suppress(UserError):
+    try:
         plateau = find_marks(last.stored.run_path or last.stored.path, last.stored.run_name)["pre"]
-    if plateau is None:
+    except UserError:
         return
-    steps = steps[steps.index(min(steps, key=lambda step: abs(step - plateau))) :]
+    nearest = min(curves[COEFFICIENT], key=lambda step: abs(step - plateau))
+    steps = [step for step in sorted(curves[COEFFICIENT]) if step >= nearest]
     found: dict[str, Any] = {}
     *_, drop = curves
     for name in (drop, HELD_OUT, COEFFICIENT):
@@ -202,11 +200,11 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns a row for each checkpoint; below those of a run one with the steps of half of the way."""
     shown = frame[frame["draw"].isna()]
     half = shown["metric"] == HALF
-    shown = shown.assign(
-        at=shown["step"].astype("string").mask(half, "50% at"),
-        metric=shown["metric"].mask(half, shown["variant"]),
-        ref=shown["ref"].map(without_step),
+    at, metric = (
+        shown["step"].astype("string").mask(half, "50% at"),
+        shown["metric"].mask(half, shown["variant"]),
     )
+    shown = shown.assign(at=at, metric=metric, ref=shown["ref"].map(without_step))
     return results.side_by_side(
         shown, lambda row: (row["ref"], row["at"]), lambda row: {row["metric"]: results.value_text(row)}
     )
@@ -233,8 +231,6 @@ def figures(result: Result) -> list[Figure]:
         line = {"x": result.data["burn_in"], "line": {"dash": "dot", "width": 1}}
         traces.append(curve(chains, ref, x="Langevin step", y="loss", lines=[line], width=260, height=180))
     caption = "Band: 95%, over chains. Dotted: where coefficient and drop metric are half of their way."
+    whole = Figure(draw(drawn, columns=2), "Coefficient and losses over training", caption)
     flat = "Right of the dotted line, the burn-in, traces should be flat and together."
-    return [
-        Figure(draw(drawn, columns=2), "Coefficient and losses over training", caption),
-        Figure(draw(traces, columns=3), "Traces of the chains", flat),
-    ]
+    return [whole, Figure(draw(traces, columns=3), "Traces of the chains", flat)]
