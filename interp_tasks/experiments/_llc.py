@@ -188,7 +188,7 @@ def half_way_rows(curves: Mapping[str, Mapping[int, Any]], last: LoadedCheckpoin
     steps = [step for step in sorted(curves[COEFFICIENT]) if step >= nearest]
     found: dict[str, Any] = {}
     *_, drop = curves
-    for name in (drop, HELD_OUT, COEFFICIENT):
+    for name in (drop, HELD_OUT, TRAINING, COEFFICIENT):
         values = np.stack([np.atleast_1d(curves[name][step]) for step in steps], 1)
         values = np.log(values) if name == HELD_OUT else values
         found[name] = half = crossing(steps, values, 0.5, values[:, 0], values[:, -1])
