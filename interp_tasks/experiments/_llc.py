@@ -4,9 +4,8 @@
 the training loss (Lau et al. 2023, arXiv 2308.12108). ``devinterp`` samples and estimates.
 
 Rows of a checkpoint: ``coefficient``, with Student's t interval over chains, and that of each chain, its ``draw``;
-``R-hat``, ``training loss``, ``held-out loss``, the task's drop metric on the same held-out examples. At the last REF
-of a run with marks the step at which each was half of its way from the plateau to there, for good: ``baseline`` is that
-of the drop metric, ``effect`` the difference, negative where it is earlier, with intervals over chains.
+``R-hat``, losses, the task's drop metric. At the last REF of a run with marks the step at which each was half of its
+way from the plateau to there, for good: ``baseline`` is the drop metric's, ``effect`` negative where it is earlier.
 """
 
 from __future__ import annotations
@@ -92,15 +91,16 @@ def llc(
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         ref = str(subject.labels["ref"])
         found = sample_around(subject, settings)
-        traces[ref] = losses = found["loss_trace"].values
-        measured = {COEFFICIENT: found["llc_per_chain"].values, R_HAT: r_hat(losses[:, burn_in:])}
+        traces[ref], lambdas = found["loss_trace"].values, found["llc_per_chain"].values
+        kept = traces[ref][:, burn_in:]
+        between = kept.mean(1).var(ddof=1) / kept.var(1, ddof=1).mean()
+        measured = {COEFFICIENT: lambdas, R_HAT: math.sqrt((draws - 1) / draws + between)}
         measured |= {TRAINING: float(found["init_loss"].values), **held_out(subject)}
         for name, value in measured.items():
             curves.setdefault(without_step(ref), {}).setdefault(name, {})[subject.stored.step] = value
         rows: list[Row] = [{"metric": name, "value": value} for name, value in measured.items()]
-        chains = measured[COEFFICIENT]
-        rows[0] |= numbers(chains.mean(), interval_over_runs(chains))
-        rows += ({"metric": COEFFICIENT, "draw": at, "value": float(one)} for at, one in enumerate(chains))
+        rows[0] |= numbers(lambdas.mean(), interval_over_runs(lambdas))
+        rows += ({"metric": COEFFICIENT, "draw": at, "value": float(one)} for at, one in enumerate(lambdas))
         if subject.stored.path == runs[get_run_name(subject)][-1].path:
             rows += half_way_rows(curves[without_step(ref)], subject)
         return [{"variant": "model", "intervention": "none", "n": len(subject.tokens), **row} for row in rows]
@@ -114,11 +114,6 @@ def sample_around(subject: LoadedCheckpoint, settings: Mapping[str, Any]) -> Any
     import torch
 
     from interp_tasks.training.forward import fastest_forward
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from devinterp.slt.llc import compute_llc
-        from devinterp.slt.sampling import sample
 
     task, batch, model = subject.task, subject.batch, subject.model
     assert task is not None
@@ -139,26 +134,28 @@ def sample_around(subject: LoadedCheckpoint, settings: Mapping[str, Any]) -> Any
     given = {**settings, "batch_size": size, "num_init_loss_batches": n // size, "n_beta": temperature}
     given |= {"loss_fn": loss, "param_masks": trained, "init_seed": subject.seed}
     given["device"] = str(batch.tokens.device)
-    with TemporaryDirectory() as folder, torch.random.fork_rng(), redirect_stderr(StringIO()):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            samples = sample(model, rows, {}, output_path=Path(folder, "samples"), **given)
-        if any("Chain failed" in str(one.message) for one in caught):
-            raise UserError(f"{subject.name}: the loss of a chain is not finite: give a smaller --step-size")
+    with (
+        TemporaryDirectory() as folder,
+        torch.random.fork_rng(),
+        redirect_stderr(StringIO()),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        from devinterp.slt.llc import compute_llc
+        from devinterp.slt.sampling import sample
+
+        samples = sample(model, rows, {}, output_path=Path(folder, "samples"), **given)
         # Its estimator averages over the burn-in, too.
         kept = compute_llc(samples.isel(step=slice(settings["num_burnin_steps"], None))).load()
-        return kept.drop_dims("step").assign(loss_trace=compute_llc(samples)["loss_trace"].load())
+        trace = compute_llc(samples)["loss_trace"].load()
+    if any("Chain failed" in str(one.message) for one in caught):
+        raise UserError(f"{subject.name}: the loss of a chain is not finite: give a smaller --step-size")
+    return kept.drop_dims("step").assign(loss_trace=trace)
 
 
 def without_step(ref: str) -> str:
     """Returns what a REF is called in a table that has a row for each step, ``RUN`` or ``RUN (part)``."""
     return re.sub(r"@\d+", "", ref)
-
-
-def r_hat(losses: Any) -> float:
-    """Returns Gelman and Rubin's R-hat of ``losses [chains draws]``."""
-    length, within = losses.shape[1], losses.var(1, ddof=1).mean()
-    return math.sqrt((length - 1) / length + losses.mean(1).var(ddof=1) / within)
 
 
 def held_out(subject: LoadedCheckpoint) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def test_rows_and_the_steps_of_half_of_the_way(monkeypatch):
     monkeypatch.setattr(_llc, "sample_around", sampled)
     monkeypatch.setattr(_llc, "SAMPLES", 64)
     steps = list(CHAINS)
-    result = llc(f"zoo:modular-addition-113@{','.join(map(str, steps))}", burn_in=1)
+    result = llc(f"zoo:modular-addition-113@{','.join(map(str, steps))}", burn_in=1, draws=3)
     frame = result.frame
     assert row_of(frame[frame["draw"].isna()], step=1500, metric="coefficient")["value"] == 4
     assert list(frame[frame["step"].eq(250) & frame["draw"].notna()]["value"]) == [10, 12]
