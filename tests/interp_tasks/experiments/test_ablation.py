@@ -55,20 +55,6 @@ def test_uniform_ablation_is_what_plain_hooks_compute(task, models, folders, by_
             )
 
 
-def test_one_head_and_some_queries_only(task, models, folders, by_hand):
-    hidden = task.sample(N, seed=SEED, split="test").extras["hidden"]
-
-    def edit(pattern, hook):
-        pattern = pattern.clone()
-        pattern[:, 1] = torch.where(hidden[:, :, None], torch.tensor(1 / 9), pattern[:, 1])
-        return pattern
-
-    result = ablation(folders[0], heads="1.1", positions="hidden", samples=N, seed=SEED)
-    assert measured(result.frame) == pytest.approx(by_hand(models[0], task, edit, PATTERNS[1:]), rel=1e-6)
-    about = result.frame[["intervention", "layer", "head"]].drop_duplicates()
-    assert about.values.tolist() == [["uniform(positions=hidden)", 1, 1]]
-
-
 @pytest.mark.parametrize("mode", sorted({*MODES} - {"noise"}))
 def test_every_mode_edits_at_the_queries_and_nowhere_else(task, models, folders, by_hand, mode):
     new = {

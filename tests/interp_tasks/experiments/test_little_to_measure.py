@@ -39,10 +39,6 @@ def tiny(tmp_path_factory):
 
 MANGLED = {
     "steps twice": ("metrics.jsonl", lambda text: text + text, "no later step"),
-    "half a line": ("metrics.jsonl", lambda text: text + '{"step": \n', "mangled after line 0"),
-    "metrics that are a list": (
-        *("metrics.jsonl", lambda text: '{"step": 0, "validation": [1]}\n', "metrics that are not an object"),
-    ),
     "a section that is a number": (
         *("run.json", lambda text: json.dumps({**json.loads(text), "config": {"task": {}, "train": 3}})),
         "a section of its config is not an object",
