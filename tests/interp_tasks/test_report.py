@@ -88,22 +88,6 @@ def test_maps_of_attention_are_those_of_the_library_at_every_step(found, matrix)
     assert list(figure.data[0].x)[5] == "(1,2)"
 
 
-def test_the_page_has_numbers_first(found):
-    html = found.page().html()
-    html = html[html.index("<main>") :]
-    order = (
-        "<table",
-        "<h2>Training</h2>",
-        "All heads edited",
-        "Effect of each head",
-        "Attention",
-        "Metrics at",
-    )
-    places = [html.index(part) for part in order]
-    assert places == sorted(places)
-    assert html.count('class="plot"') == 4
-
-
 def test_a_run_without_a_drop(addition):
     found = report(addition, samples=4)
     assert "No drop in accuracy" in found.page().html()
