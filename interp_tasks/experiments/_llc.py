@@ -27,9 +27,8 @@ import typer
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve, rows_to_series
 from interp_tasks.errors import UserError
-from interp_tasks.measurement import result as results
 from interp_tasks.measurement.intervals import interval_over_runs
-from interp_tasks.measurement.result import Result, Row, experiment, numbers
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
 from interp_tasks.measurement.subjects import (
     Examples,
     LoadedCheckpoint,
@@ -40,18 +39,19 @@ from interp_tasks.measurement.subjects import (
     labelled_by_ref,
     resolve_refs,
 )
-from interp_tasks.pages import Column, Figure
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
-    import pandas
     from typing_extensions import Unpack
 
 COEFFICIENT, R_HAT, TRAINING, HELD_OUT = "coefficient", "R-hat", "training loss", "held-out loss"
 HALF = "step at 50%"
+#: What the REF of a checkpoint has after its run.
+STEP = r"@\d+"
 SAMPLES = 4096
 NOTES = (
     "Intervals: 95%, over chains; what other runs give is not in them. R-hat above 1.1: chains disagree or drift.",
-    "50% at: the step of half of the way from the plateau to the last checkpoint, of held-out loss by its logarithm.",
+    "step at 50%: of the way from the plateau to the last checkpoint, of held-out loss by its logarithm.",
 )
 
 
@@ -90,6 +90,7 @@ def llc(
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         ref = str(subject.labels["ref"])
+        own = curves.setdefault(re.sub(STEP, "", ref), {})
         found = sample_around(subject, settings)
         traces[ref], lambdas = found["loss_trace"].values, found["llc_per_chain"].values
         kept = traces[ref][:, burn_in:]
@@ -97,15 +98,15 @@ def llc(
         measured = {COEFFICIENT: lambdas, R_HAT: math.sqrt((draws - 1) / draws + between)}
         measured |= {TRAINING: float(found["init_loss"].values), **held_out(subject)}
         for name, value in measured.items():
-            curves.setdefault(without_step(ref), {}).setdefault(name, {})[subject.stored.step] = value
+            own.setdefault(name, {})[subject.stored.step] = value
         rows: list[Row] = [{"metric": name, "value": value} for name, value in measured.items()]
         rows[0] |= numbers(lambdas.mean(), interval_over_runs(lambdas))
         rows += ({"metric": COEFFICIENT, "draw": at, "value": float(one)} for at, one in enumerate(lambdas))
         if subject.stored.path == runs[get_run_name(subject)][-1].path:
-            rows += half_way_rows(curves[without_step(ref)], subject)
+            rows += half_way_rows(own, subject)
         return [{"variant": "model", "intervention": "none", "n": len(subject.tokens), **row} for row in rows]
 
-    result = results.measure("llc", labelled_by_ref(runs), options, measure_checkpoint, config=settings)
+    result = measure("llc", labelled_by_ref(runs), options, measure_checkpoint, config=settings)
     return replace(result, notes=NOTES, data={"traces": traces, "burn_in": burn_in})
 
 
@@ -153,11 +154,6 @@ def sample_around(subject: LoadedCheckpoint, settings: Mapping[str, Any]) -> Any
     return kept.drop_dims("step").assign(loss_trace=trace)
 
 
-def without_step(ref: str) -> str:
-    """Returns what a REF is called in a table that has a row for each step, ``RUN`` or ``RUN (part)``."""
-    return re.sub(r"@\d+", "", ref)
-
-
 def held_out(subject: LoadedCheckpoint) -> dict[str, Any]:
     """Returns the loss and the drop metric on test examples."""
     from circuits import run
@@ -167,7 +163,8 @@ def held_out(subject: LoadedCheckpoint) -> dict[str, Any]:
     assert task is not None
     batch = task.sample(SAMPLES, subject.seed, "test").to(str(subject.tokens.device))
     output, name = run(subject.model, batch.tokens), task.drop_metric.name
-    return {HELD_OUT: float(task.loss(output, batch)), name: pool(task.metrics(output, batch))[name]}
+    value = pool(task.metrics(output, batch))[name]
+    return {HELD_OUT: float(task.loss(output, batch)), f"held-out {name}": value}
 
 
 def half_way_rows(curves: Mapping[str, Mapping[int, Any]], last: LoadedCheckpoint) -> Iterator[Row]:
@@ -193,29 +190,10 @@ def half_way_rows(curves: Mapping[str, Mapping[int, Any]], last: LoadedCheckpoin
         yield {"variant": name, "metric": HALF, **numbers(half.mean(), interval_over_runs(half), *compared)}
 
 
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns a row for each checkpoint; below those of a run one with the steps of half of the way."""
-    shown = frame[frame["draw"].isna()]
-    half = shown["metric"] == HALF
-    at, metric = (
-        shown["step"].astype("string").mask(half, "50% at"),
-        shown["metric"].mask(half, shown["variant"]),
-    )
-    shown = shown.assign(at=at, metric=metric, ref=shown["ref"].map(without_step))
-    return results.side_by_side(
-        shown, lambda row: (row["ref"], row["at"]), lambda row: {row["metric"]: results.value_text(row)}
-    )
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    names = [name for name in frame.columns if name not in (*results.COLUMNS, "at")]
-    return [Column("step", "at"), *(Column(name, name, results.filled(name, str)) for name in names)]
-
-
 def figures(result: Result) -> list[Figure]:
     """Returns coefficients and losses over the steps of each run, and the traces of all chains."""
     rows, drawn, traces = result.frame[result.frame["draw"].isna()], [], []
-    for run, of_run in rows.groupby(rows["ref"].map(without_step), sort=False):
+    for run, of_run in rows.groupby(rows["ref"].str.replace(STEP, "", regex=True), sort=False):
         for y, names in ((COEFFICIENT, (COEFFICIENT,)), ("loss", (TRAINING, HELD_OUT))):
             series = {name: rows_to_series(of_run[of_run["metric"] == name], "step") for name in names}
             halves = of_run[(of_run["metric"] == HALF) & of_run["variant"].ne(HELD_OUT)]["value"].dropna()
