@@ -196,7 +196,8 @@ def figures(result: Result) -> list[Figure]:
     for run, of_run in rows.groupby(rows["ref"].str.replace(STEP, "", regex=True), sort=False):
         for y, names in ((COEFFICIENT, (COEFFICIENT,)), ("loss", (TRAINING, HELD_OUT))):
             series = {name: rows_to_series(of_run[of_run["metric"] == name], "step") for name in names}
-            halves = of_run[(of_run["metric"] == HALF) & of_run["variant"].ne(HELD_OUT)]["value"].dropna()
+            others = of_run["variant"].isin((TRAINING, HELD_OUT))
+            halves = of_run[of_run["metric"].eq(HALF) & ~others]["value"].dropna()
             lines = [{"x": step, "line": {"dash": "dot", "width": 1}} for step in halves]
             drawn.append(curve(series, f"{run}: {y}", y=y, log_y=y == "loss", lines=lines, width=420))
     for ref, losses in result.data["traces"].items():
