@@ -116,10 +116,9 @@ def sample_around(subject: LoadedCheckpoint, settings: Mapping[str, Any]) -> Any
 
     from interp_tasks.training.forward import fastest_forward
 
-    task, batch, model = subject.task, subject.batch, subject.model
-    assert task is not None
-    assert batch is not None
-    forwards: dict[Any, Any] = {}
+    task: Any = subject.task
+    batch: Any = subject.batch
+    model, forwards = subject.model, dict[Any, Any]()
 
     def loss(model: Any, rows: Any) -> Any:
         # The sampler takes sequences of tokens and a loss per token: an example's number, twice, is its sequence.
@@ -159,8 +158,7 @@ def held_out(subject: LoadedCheckpoint) -> dict[str, Any]:
     from circuits import run
     from tasks import pool
 
-    task = subject.task
-    assert task is not None
+    task: Any = subject.task
     batch = task.sample(SAMPLES, subject.seed, "test").to(str(subject.tokens.device))
     output, name = run(subject.model, batch.tokens), task.drop_metric.name
     value = pool(task.metrics(output, batch))[name]
@@ -182,7 +180,7 @@ def half_way_rows(curves: Mapping[str, Mapping[int, Any]], last: LoadedCheckpoin
     steps = [step for step in sorted(curves[COEFFICIENT]) if step >= nearest]
     found: dict[str, Any] = {}
     *_, drop = curves
-    for name in (drop, HELD_OUT, TRAINING, COEFFICIENT):
+    for name in dict.fromkeys((drop, HELD_OUT, TRAINING, COEFFICIENT)):
         values = np.stack([np.atleast_1d(curves[name][step]) for step in steps], 1)
         values = np.log(values) if name == HELD_OUT else values
         found[name] = half = crossing(steps, values, 0.5, values[:, 0], values[:, -1])
