@@ -183,9 +183,11 @@ def half_way_rows(curves: Mapping[str, Mapping[int, Any]], last: LoadedCheckpoin
     for name in dict.fromkeys((drop, HELD_OUT, TRAINING, COEFFICIENT)):
         values = np.stack([np.atleast_1d(curves[name][step]) for step in steps], 1)
         values = np.log(values) if name == HELD_OUT else values
-        found[name] = half = crossing(steps, values, 0.5, values[:, 0], values[:, -1])
-        compared = () if name == drop else (found[drop][0], interval_over_runs(half - found[drop]))
-        yield {"variant": name, "metric": HALF, **numbers(half.mean(), interval_over_runs(half), *compared)}
+        found[name] = crossing(steps, values, 0.5, values[:, 0], values[:, -1])
+        half, gap = found[name].tolist(), (found[name] - found[drop]).tolist()
+        compared = () if name == drop else (found[drop][0], interval_over_runs(gap))
+        row = numbers(found[name].mean(), interval_over_runs(half), *compared)
+        yield {"variant": name, "metric": HALF, **row}
 
 
 def figures(result: Result) -> list[Figure]:
