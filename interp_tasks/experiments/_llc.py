@@ -27,18 +27,9 @@ import typer
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve, rows_to_series
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.intervals import interval_over_runs
+from interp_tasks.measurement.intervals import interval_over_runs, mean
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
-from interp_tasks.measurement.subjects import (
-    Examples,
-    LoadedCheckpoint,
-    Options,
-    by_run,
-    check_has_task,
-    get_run_name,
-    labelled_by_ref,
-    resolve_refs,
-)
+from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, by_run, check_has_task, resolve_refs
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -55,7 +46,7 @@ NOTES = (
 )
 
 
-@experiment("runs", samples=SAMPLES)
+@experiment(samples=SAMPLES)
 def llc(
     refs: str | Sequence[str],
     step_size: Annotated[float, typer.Option("--step-size", help="ε of the Langevin steps.")] = 3e-5,
@@ -81,7 +72,7 @@ def llc(
         raise UserError("llc needs devinterp: pip install 'interp-tasks[devinterp]'")
     check_has_task("llc", options)
     options = {**options, "samples": options.get("samples") or SAMPLES, "split": "train"}
-    runs = by_run(resolve_refs(refs, Examples.of(options)))
+    runs = by_run(resolve_refs(refs))
     settings: dict[str, Any] = {"lr": step_size, "localization": localization, "n_beta": n_beta}
     settings |= {"num_chains": chains, "num_draws": draws, "num_burnin_steps": burn_in}
     settings["batch_size"] = batch_size
@@ -102,11 +93,12 @@ def llc(
         rows: list[Row] = [{"metric": name, "value": value} for name, value in measured.items()]
         rows[0] |= numbers(lambdas.mean(), interval_over_runs(lambdas))
         rows += ({"metric": COEFFICIENT, "draw": at, "value": float(one)} for at, one in enumerate(lambdas))
-        if subject.stored.path == runs[get_run_name(subject)][-1].path:
+        if any(subject.stored.path == several[-1].path for several in runs.values()):
             rows += half_way_rows(own, subject)
         return [{"variant": "model", "intervention": "none", "n": len(subject.tokens), **row} for row in rows]
 
-    result = measure("llc", labelled_by_ref(runs), options, measure_checkpoint, config=settings)
+    ordered = [one for several in runs.values() for one in several]
+    result = measure("llc", ordered, options, measure_checkpoint, config=settings)
     return replace(result, notes=NOTES, data={"traces": traces, "burn_in": burn_in})
 
 
@@ -186,8 +178,7 @@ def half_way_rows(curves: Mapping[str, Mapping[int, Any]], last: LoadedCheckpoin
         found[name] = crossing(steps, values, 0.5, values[:, 0], values[:, -1])
         half, gap = found[name].tolist(), (found[name] - found[drop]).tolist()
         compared = () if name == drop else (found[drop][0], interval_over_runs(gap))
-        row = numbers(found[name].mean(), interval_over_runs(half), *compared)
-        yield {"variant": name, "metric": HALF, **row}
+        yield {"variant": name, "metric": HALF, **numbers(mean(half), interval_over_runs(half), *compared)}
 
 
 def figures(result: Result) -> list[Figure]:
