@@ -163,7 +163,10 @@ def learning_coefficient() -> Any:
     seeds = sorted(table["seed"].unique())
     titles = [f"seed {seed}" for seed in seeds]
     figure = make_subplots(1, len(seeds), shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.03)
-    named = {"coefficient": "coefficient, as a fraction of its first value", "accuracy": "accuracy on held-out pairs"}
+    named = {
+        "coefficient": "coefficient, as a fraction of its first value",
+        "accuracy": "accuracy on held-out pairs",
+    }
     for at, seed in enumerate(seeds, 1):
         rows = table[table["seed"] == seed]
         for colour, (column, name) in zip(COLOURS, named.items(), strict=False):
