@@ -28,11 +28,12 @@ settings.register_profile("mutants", settings.get_profile("suite"), phases=[Phas
 settings.load_profile("suite")
 
 
-def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Import what nearly every test needs: now, as later warnings are errors.
 
     But not in the process that only hands tests to pytest-xdist's workers, which would wait for it.
     """
+    parser.addoption("--keep", action="store_true", help="tests of circuits keep what they find")
     given = pluginmanager.get_plugin("pytestconfig").known_args_namespace
     if getattr(given, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
         return

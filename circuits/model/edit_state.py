@@ -252,7 +252,7 @@ def parameters_replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, T
     # load_state_dict(..., assign=True) makes new ones, on which the block does not act.
     own = {parameter: name for name, parameter in model.named_parameters()}
     if others := others | (had - own.keys()):
-        name = next((own[one] for one in others if one in own), "of before")
+        name = next((name for one, name in own.items() if one in others), "of before")
         raise CircuitsError(
             f"inside a block that replaces weights, some of these parameters ({name}, ...) have been written to by "
             "something else, such as load_state_dict or an optimiser: they are left as they are now; load outside of "

@@ -6,10 +6,13 @@ classes check each other too.
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jaxtyping
@@ -18,6 +21,8 @@ import torch
 import transformer_lens
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
+
+from circuits import CircuitsError
 
 HOOKED, BRIDGE = "HookedTransformer", "TransformerBridge"
 # The classes that the installed transformer-lens has; HookedTransformer is gone from 4.0.
@@ -197,6 +202,40 @@ _RENAMED = {
     "pos": {"weight": "pos_embed.W_pos"},
     "head": {"weight": "unembed.W_U", "bias": "unembed.b_U"},
 }
+
+
+#: Every message of a CircuitsError that a test here provokes, whole, by file: a test itself asks for a few words of it.
+MESSAGES = Path(__file__).parents[1] / "data" / "messages.json"
+KEPT = json.loads(MESSAGES.read_text(encoding="utf-8"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Function) -> Generator[None, object, object]:
+    """Fails a test with a message that is not kept; with --keep, keeps it."""
+    raised = []
+
+    def noted(error: CircuitsError, message: str) -> None:
+        made(error, message)
+        raised.append(re.sub(r"\S*/(tmp|pytest-of-)\S*/|0x[0-9a-f]{6,}|Executor-\d+_\d+", "", str(error)))
+
+    made = CircuitsError.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CircuitsError, "__init__", noted)
+        result = yield
+    # What Hypothesis draws may depend on its version; transformer-lens 4 has other models to speak of.
+    is_elsewhere = HOOKED not in FAMILIES or item.get_closest_marker("slow")
+    if is_elsewhere or hasattr(item.function, "hypothesis"):
+        return result
+    file = item.nodeid.split("::")[0].removeprefix("tests/circuits/")
+    new = sorted(set(raised) - set(KEPT.get(file, ())))
+    if new and item.config.getoption("keep"):
+        KEPT[file] = sorted({*KEPT.get(file, ()), *new})
+        MESSAGES.write_text(
+            json.dumps(KEPT, indent=0, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+    else:
+        assert new == [], "not in tests/data/messages.json: right? then run this test with --keep"
+    return result
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -64,21 +64,6 @@ def test_mean_pattern_within_the_edited_pass(model, tokens, other_tokens, by_han
         assert not torch.allclose(run(model, tokens, own), before)
 
 
-def test_mean_pattern_of_the_edited_pass_is_of_the_whole_reference(model, tokens, monkeypatch):
-    variants = {"edited": ablate.mean_pattern("all", tokens, of="edited")}
-
-    def found(**options):
-        return sweep(model, tokens, variants, metric=lambda output: output.square().mean((1, 2)), **options)
-
-    whole = found(engine="naive")
-    for options in ({"engine": "naive", "batch_size": 3}, {"batch_size": 3}):
-        frame = found(**options).frame
-        torch.testing.assert_close(torch.tensor(frame["value"]), torch.tensor(whole.frame["value"]))
-    monkeypatch.setattr("circuits.interventions.model_runs.TOKENS_PER_PASS", 18)
-    pieces = found(engine="naive").frame
-    torch.testing.assert_close(torch.tensor(pieces["value"]), torch.tensor(whole.frame["value"]))
-
-
 @pytest.mark.parametrize(
     ("at", "columns"), [(slice(1, None), range(1, 6)), (slice(-2, None), [4, 5]), ([-1, 1], [1, 5])]
 )

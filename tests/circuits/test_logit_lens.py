@@ -188,17 +188,6 @@ def test_a_small_part_that_no_component_adds_is_noticed(
 # ---- A few positions, in several forwards, and shares of a metric
 
 
-@pytest.mark.parametrize("given", [(), (ablate.zero("0.1"), edit("resid_post.0", lambda x: x + 0.1))])
-def test_a_few_positions_in_several_forwards_are_those_of_all(causal, tokens, given):
-    whole, part = lens(causal, tokens, *given), lens(causal, tokens, *given, positions=[-1, 2], batch_size=3)
-    assert list(part.contributions) == list(whole.contributions)
-    pairs = [(part.output, whole.output)]
-    for name in ("contributions", "readouts"):
-        pairs += zip(getattr(part, name).values(), getattr(whole, name).values(), strict=True)
-    for found, expected in pairs:
-        torch.testing.assert_close(found, expected[:, [-1, 2]], rtol=0, atol=1e-12)
-
-
 def difference(output):
     """The logit of 3 less that of 5 at the last position, and twice that at position 1."""
     return output[:, -1, 3] - output[:, -1, 5] + 2 * (output[:, 1, 3] - output[:, 1, 5])
@@ -219,22 +208,3 @@ def test_shares_of_a_metric_that_is_not_linear_are_of_first_order(causal, tokens
     slight = 2e-5 / output[:, 3].abs().max()
     bent = lens(causal, tokens, lambda output: output[:, -1, 3] + slight * output[:, -1, 3].square())
     assert "nonlinear" in bent.shares
-
-
-def test_tables_of_shares_have_a_row_for_each_component_and_each_sublayer(causal, tokens):
-    def pooled(output):
-        return difference(output), torch.arange(1.0, 9.0)
-
-    found = lens(causal, tokens, pooled)
-    frame = found.frame.set_index("component")
-    row = frame.loc["1.2"]
-    assert (row["layer"], row["head"], row["n"]) == (1, 2, len(tokens))
-    assert row["share"] == pytest.approx(float(found.shares["1.2"].sum() / 36))
-    assert row["share_ci_low"] < row["share"] < row["share_ci_high"]
-    layers = found.layers.set_index("component")["share"]
-    sublayers = ["attention 0", "mlp 0", "attention 1", "mlp 1"]
-    assert list(layers.index) == ["embed", "pos_embed", *sublayers, "constant"]
-    heads = [f"1.{head}" for head in range(4)]
-    assert layers["attention 1"] == pytest.approx(frame.loc[[*heads, "b_O.1"], "share"].sum())
-    assert layers.sum() == pytest.approx(float(found.metric.sum() / 36))
-    assert repr(found).startswith("Direct shares of pooled, ")

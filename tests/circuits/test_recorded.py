@@ -1,4 +1,4 @@
-"""Numbers, descriptions and pictures of calls on small random models, as they were when they were recorded."""
+"""Numbers of calls on small random models, as they were when they were recorded."""
 
 import json
 import warnings

@@ -8,33 +8,22 @@ import pandas as pd
 import pytest
 import torch
 
+import circuits
 from circuits import (
     CircuitsError,
-    Site,
     ablate,
-    cache,
-    check,
     circuit,
-    compare,
-    draws,
     edit,
-    fourier,
-    grid,
-    heads,
     intervene,
     lens,
     logit_difference,
     patch,
     patterns,
-    permute,
-    plots,
-    probe,
-    prompts,
     run,
+    splice,
     sweep,
-    transplant,
-    variance,
 )
+from tests.circuits import kept
 from tests.circuits.conftest import BRIDGE, HOOKED, build
 
 pytestmark = pytest.mark.usefixtures("untyped", "hooked_only")
@@ -125,257 +114,464 @@ def experts() -> Any:
     return build(family=HOOKED, num_experts=2, experts_per_token=1, gated_mlp=True)
 
 
-# What is called with a model, and words that the message must have.
-REFUSALS: list[tuple[Any, ...]] = [
-    # Models.
-    (lambda m: run("gpt2-small", tokens), "hooked model", "got str"),
-    (lambda m: run(torch.nn.Linear(2, 2), tokens), "Linear", "cfg.n_layers"),
-    (
-        lambda m: run(build(family=HOOKED, gated_mlp=True, act_fn="solu_ln"), tokens),
-        "was not tested",
-        "unchecked",
-    ),
-    (lambda m: run(build(family=HOOKED, clip_qkv=1.0), tokens), "clip_qkv=1.0 was not tested"),
-    (
-        lambda m: run(build(family=HOOKED, use_attention_sinks=True), tokens),
-        "use_attention_sinks=True was not",
-    ),
-    (lambda m: run(experts(), tokens), "num_experts=2 was not tested"),
-    # Heads, sites and positions.
-    (lambda m: heads("head 3", m), "'head 3' as a head"),
-    (lambda m: heads("2.0", m), "no head 2.0", "layers 0-1", "heads 0-3"),
-    (lambda m: heads([], m), "heads []", "empty"),
-    (
-        lambda m: run(grouped(), tokens, edit("v", double, heads="0.1")),
-        "shares key-value group",
-        "write 0.k0",
-    ),
-    (lambda m: edit("attn_out.0", double, heads="0.1"), "attn_out.0", "no head axis"),
-    (lambda m: edit("resid_middle", double), "'resid_middle'", "resid_mid"),
-    (lambda m: Site("z", layer="1"), "site 'z'", "layer='1'"),
-    (lambda m: run(m, tokens, edit("z.2", double)), "z.2", "layers 0-1"),
-    (lambda m: run(build(attn_only=True), tokens, edit("mlp_out", double)), "no site mlp_out", "embed"),
-    (lambda m: ablate.zero("0.1", queries=1), "zero: no argument queries=", "positions="),
-    (lambda m: ablate.zero("0.1", positions=1.5), "boolean mask [batch pos]", "(1.5,)"),
-    (lambda m: run(m, tokens, ablate.zero("0.1", positions=9)), "no position 9", "0-5"),
-    (lambda m: ablate.zero("0.1", positions=hidden[0].int()), "6 numbers", "mask [pos]", "numbers 0 and 1"),
-    (lambda m: run(m, tokens[:4], ablate.uniform("all", positions=hidden)), "[8, 6]", "[4, 6]"),
-    (lambda m: ablate.zero("0.1", positions=slice(0, 4, 2)), "has no step"),
-    (lambda m: Site("z", layer=True), "site 'z'", "a whole number from 0, or None"),
-    (
-        lambda m: run(build(positional_embedding_type="alibi", family=HOOKED), tokens, permute.positions(3)),
-        "no site pos_embed",
-    ),
-    # Inputs.
-    (lambda m: run(m, "some text"), "the model has no tokenizer, which texts need"),
-    (lambda m: run(m, tokens / 1), "run: tokens", "whole numbers", "float32"),
-    (lambda m: run(m, tokens + 1), "1 to 11", "ids 0-10"),
-    (lambda m: run(m, torch.cat([tokens, other], 1)), "[8, 12]", "6 positions"),
-    (lambda m: run(m, tokens[0]), "[batch pos], got [6]"),
-    (lambda m: run(m, tokens.to_sparse()), "run: tokens", "sparse"),
-    (lambda m: run(m, [[1, 2], []]), "prompt 1 is empty"),
-    (
-        lambda m: prompts(m, {"input_ids": tokens[:1], "attention_mask": [[1, 0, 1, 1, 1, 1]]}),
-        "between its tokens",
-    ),
-    (lambda m: run(m, {"input_ids": tokens, "position_ids": tokens}), "takes no position_ids; leave it out"),
-    (
-        lambda m: run(build(family=HOOKED, attention_dir="bidirectional"), [[1, 2], [3]]),
-        "in causal attention only",
-    ),
-    # Interventions.
-    (lambda m: run(m, tokens, [ablate.zero("0.1")]), "not an intervention", "give each by itself"),
-    (lambda m: edit("z", 2), "edit: fn", "function", "got 2"),
-    (
-        lambda m: run(m, tokens, edit("z.0", lambda z: z.sum(-1))),
-        "return a tensor [8, 6, 4, 4]",
-        "got [8, 6, 4]",
-    ),
-    (lambda m: run(m, tokens, edit(RESULT, double)), RESULT, "never fired in 1 run(s)", "switched off"),
-    (without_a_run, "ablate.zero(z, heads 0.1)", "not run inside the block"),
-    (lambda m: run(m, tokens, ablate.uniform("all", keys=[2, 3])), "query 0", "none of the keys [2, 3]"),
-    (lambda m: ablate.neurons(0, 3, how="mean"), "how='mean'", "reference="),
-    (lambda m: run(m, tokens, ablate.neurons(0, 24)), "no neuron 24", "0-23"),
-    (lambda m: ablate.all_but("all", "zero"), "name those to keep"),
-    (lambda m: ablate.resample("0.1", source=tokens[:1]), "2 examples", "[1, 6]"),
-    (lambda m: run(m, tokens, ablate.mean("0.1", reference=tokens[:, :5])), "reference is [1, 5, 4, 4]"),
-    (lambda m: run(m, tokens, patch.activations("z", other[:3])), "source [3, 6, 4, 4]", "batch of 8"),
-    (lambda m: patch.activations("z", cache(m, other, "z.1"), heads="0.1"), "no blocks.0.attn.hook_z"),
-    (lambda m: run(m, tokens, patch.path("1.0", "0.1", other)), "no path to q.0"),
-    (lambda m: run(grouped(), tokens, patch.path("0.1", "1.2", other)), "head 1.2 shares", "write 1.k1"),
-    (lambda m: patch.path("pattern", "1.0", other), "pattern does not write"),
-    (
-        lambda m: run(m, tokens, patch.path("0.1", "1.0", other), patch.path("0.1", ("k", "1.0"), other)),
-        "patched twice",
-    ),
-    (hook_before_a_receiver, "blocks.1.attn.hook_q differs from what ln1 and the weights make"),
-    (lambda m: ablate.frequencies("z", [3], [0, 1], 5, grid=square), "keys", "1 to 2", "[3]"),
-    (lambda m: ablate.frequencies("z", [1], [0, 1], 5, grid=square[1:]), "grid", "5^2 = 25"),
-    (lambda m: ablate.classes("z", [0, 1], square[[0, 0]]), "different from each other"),
-    (lambda m: ablate.classes("z", [0, 1], prompts(m, [[1, 2, 3], [4]])), "have padding", "of one length"),
-    (lambda m: run(m, [[1, 2, 3], [4, 5]], permute.positions([1, 0])), "padding", "position table"),
-    (lambda m: permute.positions([1, 2, 3]), "[1, 2, 3]", "permutation of 0..n-1"),
-    (lambda m: transplant.weights(m, "attention"), "'attention'", "q, k, v, o, mlp"),
-    (
-        lambda m: run(m, tokens, transplant.weights(build(family=HOOKED, n_layers=1), "q")),
-        "source has no blocks.1",
-    ),
-    (
-        lambda m: run(m, tokens, transplant.weights(build(family=HOOKED, d_mlp=32), "mlp")),
-        "[16, 32] in the source",
-    ),
-    (lambda m: patch.activations("z.0", {HOOK_Z: cache(m, other, "z.0")[HOOK_Z].tolist()}), "real numbers"),
-    (lambda m: patch.activations("z.0", {HOOK_Z: cache(m, other, "z.0")[HOOK_Z].to_sparse()}), "sparse"),
-    # Circuits.
-    (
-        lambda m: run(m, tokens, circuit.edges(["0.9 -> 1.3.q"]).keep(other)),
-        "no edge 0.9 -> 1.3.q",
-        "2 layers",
-    ),
-    (lambda m: circuit.edges(["0.1 -> mlp2"], m), "no edge 0.1 -> mlp2", "2 layers of 4 heads"),
-    (lambda m: circuit.full(m) - circuit.edges(["0.1 -> 1.k0.v"]), "0.1 -> 1.k0.v", "each with its own keys"),
-    (lambda m: circuit.edges(["0.1 -> mlp0"], build(attn_only=True)), "4 heads and no MLPs"),
-    (lambda m: circuit.edges(["pos_embed -> mlp0"], rotary()), "adds no position emb"),
-    (lambda m: run(m, tokens, circuit.edges(["0.0 -> 1.0.q @ 6"]).keep(other)), "no position 6", "0-5"),
-    (lambda m: run(m, tokens, chain), "give .keep(source) or .cut(source) of it"),
-    (lambda m: sweep(m, tokens, {"it": [chain.keep(other), chain]}), "give .keep(source) or .cut(source)"),
-    (lambda m: chain.keep(), "circuit.keep", "needs source="),
-    (lambda m: chain.keep(other, how="zero"), 'how="zero" has no source'),
-    (lambda m: chain.keep(other, how="noise"), "how='noise'", "'resample', 'mean', 'zero'"),
-    (lambda m: chain.keep({"blocks.0.hook_resid_pre": other / 1}), "the source has no sender"),
-    (lambda m: circuit.evaluate(m, {}, tokens, other, logit), "give circuits by name"),
-    (lambda m: circuit.evaluate(m, {"a": ["0.1"]}, tokens, other, logit), "a: list is no circuit"),
-    (
-        lambda m: circuit.evaluate(m, {1: chain, "1": chain}, tokens, other, logit),
-        "two circuits are called '1'",
-    ),
-    (lambda m: circuit.evaluate(m, chain, tokens, other, logit, random=-1), "random=-1", "from 0"),
-    (lambda m: circuit.evaluate(m, chain, tokens, tokens[:3], logit), "or a batch of 1"),
-    (circuit_in_a_block, "a block around this call edits the model"),
-    (lambda m: circuit.curve(m, {}, tokens, other, logit), "give a ranking, or several by name"),
-    (lambda m: circuit.curve(m, {"a": chain}, tokens, other, logit), "a screening or a list of names"),
-    (lambda m: circuit.curve(m, ["0.1 -> output", "0.1"], tokens, other, logit), "is no edge"),
-    (lambda m: circuit.curve(m, ["0.1", "0.1"], tokens, other, logit), "names a member twice"),
-    (lambda m: circuit.curve(m, ["0.1"], tokens, other, logit, sizes=[1.5]), "whole numbers of members, or"),
-    (lambda m: circuit.curve(m, ["0.1"], tokens, other, logit, sizes=[-1]), "of members, or", "got -1"),
-    (lambda m: circuit.smallest(m, ["0.1"], tokens, other, logit, 90), "a share above 0, at most 1"),
-    # Sweeps.
-    (lambda m: sweep(m, tokens, [ablate.zero("0.1")]), "variants by name", "got list"),
-    (lambda m: sweep(m, tokens, {"9.9": ablate.zero("9.9")}), "variant '9.9'", "no head 9.9"),
-    (lambda m: sweep(m, tokens, zero, metric="accuracy"), "function", "'accuracy'"),
-    (lambda m: sweep(m, tokens, zero, metric=lambda x: logit(x).mean()), "returned []", "8 examples"),
-    (lambda m: sweep(m, tokens, zero, metric=logit, positions=[0]), "not finite", "8 of 8 examples"),
-    (
-        lambda m: sweep(m, tokens, zero, metric=of_answers, batch_size=1),
-        "IndexError",
-        "of 8 examples",
-        "batch=",
-    ),
-    (
-        lambda m: sweep(m, tokens, zero, metric=lambda x, y: x, batch=other[:4]),
-        "tokens have 8",
-        "batch has 4",
-    ),
-    (whole_numbers, "output is Tensor, not a tensor of numbers"),
-    (lambda m: sweep(m, tokens, zero, batch_size=0), "batch_size=0"),
-    (lambda m: sweep(m, tokens, zero).plot("loss"), "no metric 'loss'", "kl, mse, logit_diff"),
-    (lambda m: logit_difference(1, 0, position=6)(m(tokens)), "no position 6", "has 6 tokens"),
-    (lambda m: compare([]), "compare: no outputs"),
-    (lambda m: compare([(m(tokens), {"a": m(tokens)[:4]})]), "a is [4, 6, 11], the unedited [8, 6, 11]"),
-    (lambda m: run(build(attn_only=True), tokens, ablate.zero(0)), "no site mlp_post", "embed"),
-    (lambda m: grid(ablate.uniform, {"heads": []}), "grid: an axis is the name", "heads"),
-    (lambda m: ablate.each(ablate.uniform, "all"), "a list of items", "'heads': 'all'"),
-    (lambda m: draws(lambda seed: seed, 3), "make(seed)", "intervention", "got int"),
-    (
-        lambda m: sweep(m, tokens, zero, lambda x: (torch.ones(8), torch.arange(8) > 1)),
-        "2 of 8 examples have a sum",
-    ),
-    # Other verbs.
-    (lambda m: patch.attribution(m, tokens, other[:, :5], metric=logit), "source is [8, 5]", "base [8, 6]"),
-    (lambda m: patch.attribution(m, tokens, other, metric=accuracy), "accuracy has no gradient"),
-    (lambda m: patch.attribution(m, tokens, other, metric=in_numpy), "no gradient", "compute it with torch"),
-    (lambda m: patch.attribution(m, tokens, other, logit, draws=0), "draws and flips are positive"),
-    (suppressed, "infinite", "a token that the model or an edit suppresses"),
-    (under_autocast, "lens", "under torch.autocast", "call it outside"),
-    (lambda m: patch.edges(m, tokens, other, metric=logit, steps=-1), "steps=-1", "a number of points"),
-    (lambda m: patch.screen(m, tokens, other, metric=logit, sites="z", by="neuron"), "no neurons"),
-    (lambda m: patch.edges(m, tokens, other, logit, method="grad"), "method='grad'", "'integrated'"),
-    (lambda m: patch.edges(m, tokens, other, logit, exact="verified"), "exact=10", 'exact="all"'),
-    (lambda m: patch.edges(m, tokens, other, lambda x: (0 * logit(x)).sqrt()), "is not finite"),
-    (
-        lambda m: patch.edges(m, tokens, other, spans={"a": [5], "b": [-1]}),
-        "-1 and 5 are one position",
-        "prompt 0",
-    ),
-    (lambda m: patch.edges(m, tokens, other, spans={}), "patch.edges: span"),
-    (lambda m: patch.edges(m, tokens, other, spans={"noun": None}), "patch.edges: span 'noun'", "got ()"),
-    (lambda m: patch.edges(m, tokens, other, spans={1: 0, "1": 1}), "two spans are called '1'"),
-    (lambda m: sweep(m, tokens, ablate.zero("0.1"), lambda x, y: x), "the output alone (batch= gives more)"),
-    (
-        lambda m: patch.edges(m, uneven, uneven, logit, spans={"noun": [1, 2]}),
-        "'noun': prompt 1",
-        "position 2",
-    ),
-    (
-        lambda m: [block.__enter__() for block in 2 * [intervene(m)]],
-        "a block is entered once; call intervene",
-    ),
-    (lambda m: compare(None, logit), "compare: no outputs"),
-    (lambda m: check(m, "x"), "check: the model has no tokenizer"),
-    (
-        lambda m: run(m, tokens, edit("z.0", lambda z: m(tokens) and z)),
-        "edit(z.0)",
-        "the model that it edits",
-    ),
-    (lambda m: lens(m, tokens, lambda x: {"a": logit(x), "b": logit(x)}), "one metric at a time"),
-    (lambda m: lens(m, tokens, batch=[1]), "batch= goes with metric="),
-    (lambda m: lens(m, tokens, positions=hidden), "whole numbers, the same in every example"),
-    (hooked_stream, "lens", "not the sum of its embeddings"),
-    (lambda m: fourier.spectrum([1.0, 2.0, float("nan")]), "finite", "[3]", "1 infinite or NaN"),
-    (lambda m: fourier.spectrum(3.0), "along an axis", "[]"),
-    (lambda m: fourier.spectrum(torch.randn(4, 3), axis=2), "no axis 2 in [4, 3]"),
-    (lambda m: fourier.spectrum(torch.randn(24, 3), (5, 5)), "24 entries, the grid 5 × 5"),
-    (lambda m: fourier.key_frequencies(fourier.spectrum(torch.randn(9)), number=-1), "number=-1", "from 0"),
-    (lambda m: fourier.Grid({"row": 0}), "Grid: axes are names and sizes"),
-    (lambda m: fourier.Grid.of_inputs(square[1:], {"a": 0, "b": 1}, values=5), "25 combinations", "24 of 24"),
-    (lambda m: fourier.components(fourier.Grid({"a": 4, "b": 5}), [1]), "equal sides", "[4, 5]"),
-    (lambda m: fourier.key_frequencies(fourier.spectrum(torch.randn(9)), "largest"), "rule='largest'"),
-    (lambda m: fourier.clusters(fourier.spectrum(torch.randn(9, 2)), 85), "threshold=85; give a share"),
-    (lambda m: fourier.ModularSum(digits, (1,), 5), "a coefficient for each", "[25, 2], [1]"),
-    (lambda m: fourier.ModularSum(digits + 0.3, (1, 1), 5), "whole numbers"),
-    (lambda m: fourier.ModularSum(digits, (1, 1), 5).waves(3), "frequencies from 1 to 2 for period 5"),
-    (lambda m: fourier.ModularSum(digits, (1, 1), 5).cosines(torch.randn(25, 4)), "got [25, 4]"),
-    (lambda m: patterns.scores(m, tokens, {}), "no templates"),
-    (lambda m: patterns.scores(m, tokens, {"a": lambda rows: rows}), "template 'a'", "got int64"),
-    (
-        lambda m: patterns.scores(m, tokens, {"a": hidden}, positions=hidden[:3]),
-        "[batch pos] = [8, 6]",
-        "got [3, 6]",
-    ),
-    (lambda m: follow(m, groups=digits[:5, 0]), "groups are 6 whole numbers from 0", "[5]"),
-    (lambda m: follow(m, after=0 * tokens[:, 0]), "in 8 pairs nothing moves: before equals after"),
-    (lambda m: follow(m, after=0 * tokens[:, 0] + 3), "no position is in group 3", "groups are 0, 1"),
-    (lambda m: patterns.scores(m, tokens, {"own": "identity"}), "template 'own'", "bool [query key]"),
-    (lambda m: patterns.attention(m, tokens).of((2, 0)), "no map of head 2.0", "layers 0-1"),
-    (lambda m: probe.linear(m, tokens, torch.ones(8, 3)), "[batch 1 d]", "got [8, 3]", "tokens [8, 6]"),
-    (lambda m: probe.linear(m, tokens, tokens / 1, test=8), "test=8", "below 8"),
-    (lambda m: probe.linear(m, tokens, tokens[:, 0] / 0), "not finite"),
-    (lambda m: probe.linear(m, tokens, tokens[:, 0] / 1, kind="classification"), "classes are whole numbers"),
-    (lambda m: probe.linear(m, tokens, tokens[:, 0] / 1, ridge=-1.0), "give one penalty from 0"),
-    (lambda m: variance.partition(torch.randn(25, 4), {}), "variance.partition", "dict"),
-    (lambda m: plots.heads(table, column="effect"), "no column effect", "layer, head, value"),
-    (lambda m: plots.curve({}), "nothing to draw"),
-    (lambda m: plots.save(3, "scores.html"), "plotly figure", "got int"),
-]
+def run_with(model: Any, splices: Any) -> Any:
+    with splice(model, splices):
+        return run(model, tokens)
 
 
-@pytest.mark.parametrize(("call", "words"), [(call, words) for call, *words in REFUSALS])
-def test_a_wrong_call_is_refused_in_one_line_that_names_what_is_wrong(call, words):
-    with pytest.raises(CircuitsError) as refusal:
-        call(build(family=HOOKED))
-    message = str(refusal.value)
-    assert "\n" not in message
-    assert [word for word in words if word not in message] == [], message
+def twice_spliced(model: Any) -> None:
+    with splice(model, {"resid_post.0": SAE}):
+        run_with(model, {"resid_post.0": SAE})
+
+
+def path_in_a_splice(model: Any) -> None:
+    with splice(model, {"resid_post.0": SAE}):
+        run(model, tokens, patch.path("0.1", "1.0", other))
+
+
+def path_in_a_path(model: Any) -> None:
+    with intervene(model, patch.path("0.1", "1.0", other)):
+        run(model, tokens, patch.path("0.0", "1.1", other))
+
+
+def without_blocks(model: Any) -> Any:
+    del model.blocks
+    return model
+
+
+SAE = (lambda x: x[..., :12], lambda f: torch.nn.functional.pad(f, (0, 4)))
+
+#: One call a line; m is a model. What each says is kept, whole.
+REFUSALS = """
+# Models.
+run("gpt2-small", tokens)
+run(torch.nn.Linear(2, 2), tokens)
+run(build(family=HOOKED, gated_mlp=True, act_fn="solu_ln"), tokens)
+run(build(family=HOOKED, clip_qkv=1.0), tokens)
+run(build(family=HOOKED, use_attention_sinks=True), tokens)
+run(experts(), tokens)
+# Heads, sites and positions.
+heads("head 3", m)
+heads("2.0", m)
+heads([], m)
+run(grouped(), tokens, edit("v", double, heads="0.1"))
+edit("attn_out.0", double, heads="0.1")
+edit("resid_middle", double)
+Site("z", layer="1")
+run(m, tokens, edit("z.2", double))
+run(build(attn_only=True), tokens, edit("mlp_out", double))
+ablate.zero("0.1", queries=1)
+ablate.zero("0.1", positions=1.5)
+run(m, tokens, ablate.zero("0.1", positions=9))
+ablate.zero("0.1", positions=hidden[0].int())
+run(m, tokens[:4], ablate.uniform("all", positions=hidden))
+ablate.zero("0.1", positions=slice(0, 4, 2))
+Site("z", layer=True)
+run(build(positional_embedding_type="alibi", family=HOOKED), tokens, permute.positions(3))
+# Inputs.
+run(m, "some text")
+run(m, tokens / 1)
+run(m, tokens + 1)
+run(m, torch.cat([tokens, other], 1))
+run(m, tokens[0])
+run(m, tokens.to_sparse())
+run(m, [[1, 2], []])
+prompts(m, {"input_ids": tokens[:1], "attention_mask": [[1, 0, 1, 1, 1, 1]]})
+run(m, {"input_ids": tokens, "position_ids": tokens})
+run(build(family=HOOKED, attention_dir="bidirectional"), [[1, 2], [3]])
+# Interventions.
+run(m, tokens, [ablate.zero("0.1")])
+edit("z", 2)
+run(m, tokens, edit("z.0", lambda z: z.sum(-1)))
+run(m, tokens, edit(RESULT, double))
+without_a_run(m)
+run(m, tokens, ablate.uniform("all", keys=[2, 3]))
+ablate.neurons(0, 3, how="mean")
+run(m, tokens, ablate.neurons(0, 24))
+ablate.all_but("all", "zero")
+ablate.resample("0.1", source=tokens[:1])
+run(m, tokens, ablate.mean("0.1", reference=tokens[:, :5]))
+run(m, tokens, patch.activations("z", other[:3]))
+patch.activations("z", cache(m, other, "z.1"), heads="0.1")
+run(m, tokens, patch.path("1.0", "0.1", other))
+run(grouped(), tokens, patch.path("0.1", "1.2", other))
+patch.path("pattern", "1.0", other)
+run(m, tokens, patch.path("0.1", "1.0", other), patch.path("0.1", ("k", "1.0"), other))
+hook_before_a_receiver(m)
+ablate.frequencies("z", [3], [0, 1], 5, grid=square)
+ablate.frequencies("z", [1], [0, 1], 5, grid=square[1:])
+ablate.classes("z", [0, 1], square[[0, 0]])
+ablate.classes("z", [0, 1], prompts(m, [[1, 2, 3], [4]]))
+run(m, [[1, 2, 3], [4, 5]], permute.positions([1, 0]))
+permute.positions([1, 2, 3])
+transplant.weights(m, "attention")
+run(m, tokens, transplant.weights(build(family=HOOKED, n_layers=1), "q"))
+run(m, tokens, transplant.weights(build(family=HOOKED, d_mlp=32), "mlp"))
+patch.activations("z.0", {HOOK_Z: cache(m, other, "z.0")[HOOK_Z].tolist()})
+patch.activations("z.0", {HOOK_Z: cache(m, other, "z.0")[HOOK_Z].to_sparse()})
+# Circuits.
+run(m, tokens, circuit.edges(["0.9 -> 1.3.q"]).keep(other))
+circuit.edges(["0.1 -> mlp2"], m)
+circuit.full(m) - circuit.edges(["0.1 -> 1.k0.v"])
+circuit.edges(["0.1 -> mlp0"], build(attn_only=True))
+circuit.edges(["pos_embed -> mlp0"], rotary())
+run(m, tokens, circuit.edges(["0.0 -> 1.0.q @ 6"]).keep(other))
+run(m, tokens, chain)
+sweep(m, tokens, {"it": [chain.keep(other), chain]})
+chain.keep()
+chain.keep(other, how="zero")
+chain.keep(other, how="noise")
+chain.keep({"blocks.0.hook_resid_pre": other / 1})
+circuit.evaluate(m, {}, tokens, other, logit)
+circuit.evaluate(m, {"a": ["0.1"]}, tokens, other, logit)
+circuit.evaluate(m, {1: chain, "1": chain}, tokens, other, logit)
+circuit.evaluate(m, chain, tokens, other, logit, random=-1)
+circuit.evaluate(m, chain, tokens, tokens[:3], logit)
+circuit_in_a_block(m)
+circuit.curve(m, {}, tokens, other, logit)
+circuit.curve(m, {"a": chain}, tokens, other, logit)
+circuit.curve(m, ["0.1 -> output", "0.1"], tokens, other, logit)
+circuit.curve(m, ["0.1", "0.1"], tokens, other, logit)
+circuit.curve(m, ["0.1"], tokens, other, logit, sizes=[1.5])
+circuit.curve(m, ["0.1"], tokens, other, logit, sizes=[-1])
+circuit.smallest(m, ["0.1"], tokens, other, logit, 90)
+# Sweeps.
+sweep(m, tokens, [ablate.zero("0.1")])
+sweep(m, tokens, {"9.9": ablate.zero("9.9")})
+sweep(m, tokens, zero, metric="accuracy")
+sweep(m, tokens, zero, metric=lambda x: logit(x).mean())
+sweep(m, tokens, zero, metric=logit, positions=[0])
+sweep(m, tokens, zero, metric=of_answers, batch_size=1)
+sweep(m, tokens, zero, metric=lambda x, y: x, batch=other[:4])
+whole_numbers(m)
+sweep(m, tokens, zero, batch_size=0)
+sweep(m, tokens, zero).plot("loss")
+logit_difference(1, 0, position=6)(m(tokens))
+compare([])
+compare([(m(tokens), {"a": m(tokens)[:4]})])
+run(build(attn_only=True), tokens, ablate.zero(0))
+grid(ablate.uniform, {"heads": []})
+ablate.each(ablate.uniform, "all")
+draws(lambda seed: seed, 3)
+sweep(m, tokens, zero, lambda x: (torch.ones(8), torch.arange(8) > 1))
+# Other verbs.
+patch.attribution(m, tokens, other[:, :5], metric=logit)
+patch.attribution(m, tokens, other, metric=accuracy)
+patch.attribution(m, tokens, other, metric=in_numpy)
+patch.attribution(m, tokens, other, logit, draws=0)
+suppressed(m)
+under_autocast(m)
+patch.edges(m, tokens, other, metric=logit, steps=-1)
+patch.screen(m, tokens, other, metric=logit, sites="z", by="neuron")
+patch.edges(m, tokens, other, logit, method="grad")
+patch.edges(m, tokens, other, logit, exact="verified")
+patch.edges(m, tokens, other, lambda x: (0 * logit(x)).sqrt())
+patch.edges(m, tokens, other, spans={"a": [5], "b": [-1]})
+patch.edges(m, tokens, other, spans={})
+patch.edges(m, tokens, other, spans={"noun": None})
+patch.edges(m, tokens, other, spans={1: 0, "1": 1})
+sweep(m, tokens, ablate.zero("0.1"), lambda x, y: x)
+patch.edges(m, uneven, uneven, logit, spans={"noun": [1, 2]})
+[block.__enter__() for block in 2 * [intervene(m)]]
+compare(None, logit)
+check(m, "x")
+run(m, tokens, edit("z.0", lambda z: m(tokens) and z))
+lens(m, tokens, lambda x: {"a": logit(x), "b": logit(x)})
+lens(m, tokens, batch=[1])
+lens(m, tokens, positions=hidden)
+hooked_stream(m)
+fourier.spectrum([1.0, 2.0, float("nan")])
+fourier.spectrum(3.0)
+fourier.spectrum(torch.randn(4, 3), axis=2)
+fourier.spectrum(torch.randn(24, 3), (5, 5))
+fourier.key_frequencies(fourier.spectrum(torch.randn(9)), number=-1)
+fourier.Grid({"row": 0})
+fourier.Grid.of_inputs(square[1:], {"a": 0, "b": 1}, values=5)
+fourier.components(fourier.Grid({"a": 4, "b": 5}), [1])
+fourier.key_frequencies(fourier.spectrum(torch.randn(9)), "largest")
+fourier.clusters(fourier.spectrum(torch.randn(9, 2)), 85)
+fourier.ModularSum(digits, (1,), 5)
+fourier.ModularSum(digits + 0.3, (1, 1), 5)
+fourier.ModularSum(digits, (1, 1), 5).waves(3)
+fourier.ModularSum(digits, (1, 1), 5).cosines(torch.randn(25, 4))
+patterns.scores(m, tokens, {})
+patterns.scores(m, tokens, {"a": lambda rows: rows})
+patterns.scores(m, tokens, {"a": hidden}, positions=hidden[:3])
+follow(m, groups=digits[:5, 0])
+follow(m, after=0 * tokens[:, 0])
+follow(m, after=0 * tokens[:, 0] + 3)
+patterns.scores(m, tokens, {"own": "identity"})
+patterns.attention(m, tokens).of((2, 0))
+probe.linear(m, tokens, torch.ones(8, 3))
+probe.linear(m, tokens, tokens / 1, test=8)
+probe.linear(m, tokens, tokens[:, 0] / 0)
+probe.linear(m, tokens, tokens[:, 0] / 1, kind="classification")
+probe.linear(m, tokens, tokens[:, 0] / 1, ridge=-1.0)
+variance.partition(torch.randn(25, 4), {})
+plots.heads(table, column="effect")
+plots.curve({})
+plots.save(3, "scores.html")
+ablate.mean("0.1", other, reference_positions=[0])
+ablate.mean("0.1", other, "batch,pos", reference_positions=hidden)
+ablate.mean("pattern.0", other, "batch,pos")
+run(m, tokens, ablate.mean("0.1", prompts(m, [[1, 2, 3], [4]]), "batch,pos", reference_positions=[2]))
+run(m, prompts(m, [[1, 2, 3], [4]]), ablate.mean("0.1", other[:, :2]))
+run(m, prompts(m, [[1, 2, 3], [4]]), ablate.noise("0.1", 0.5))
+ablate.mean("0.1", other, "examples")
+ablate.all_but("0.k1", "zero")
+ablate.neurons("0", 3)
+ablate.neurons(0, None)
+ablate.neurons(0, 3, reference=other)
+ablate.features("resid_post.0", None)
+ablate.frequencies("z", [1], [0, 1], 1, grid=square)
+ablate.frequencies("z", [1], None, 5, grid=square)
+ablate.frequencies("z", [1], [0, 9], 5, grid=square)
+ablate.frequencies("z", [1], [0, 1], 5, grid=square, directions="some")
+run(m, tokens, ablate.frequencies("resid_post.0", [1], [0, 1], 5, grid=square))
+run(m, prompts(m, [[1, 2, 10], [4]]), ablate.frequencies("resid_post.0", [1], [0, 1], 5, grid=square))
+ablate.classes("z", [0.5, 1], square[:2])
+ablate.uniform("all", keys=hidden)
+ablate.uniform("all", keys=9.5)
+ablate.zero(True)
+ablate.zero({})
+ablate.noise("0.1", -1.0)
+ablate.noise("0.1", float("nan"))
+ablate.resample("0.1", other, seed=-1)
+run(m, tokens, edit("z.0", double, heads="1.0"))
+edit("resid_post", double, neurons=[1])
+edit("z", double, features=[1])
+run(m, tokens, edit("mlp_post.0", double, neurons=[-1]))
+run(m, tokens, edit("blocks.0.hook_resid_middle", double))
+run(m, tokens, edit("hook_z", double))
+run(m, tokens, edit("result.0", double))
+run(m, tokens, ablate.zero("0.k1"))
+heads(0.5, m)
+heads("0.9", m)
+heads("3-1", m)
+Site(3)
+Site("")
+Site("blocks.0.attn.hook_z", 1)
+Site("embed", 0)
+Site("z", -1)
+run(m, tokens, cache=3)
+run(m, tokens, cache=tokens)
+cache(m, tokens, None)
+cache(m, tokens, RESULT)
+grid(ablate.uniform, {})
+grid(ablate.uniform, {"heads": ["0.1"]}, heads="0.2")
+grid(ablate.uniform, ["heads"])
+draws(lambda seed: ablate.zero("0.1"), 0)
+draws(3, 2)
+draws(lambda seed: ablate.zero("0.1"), 2, seed="a")
+permute.within(4, 0)
+permute.within((2, 3), 2)
+permute.slices((2, 0), 0)
+permute.draws(0)
+patch.activations("z", other, "0.1", [1, 2], source_positions=[1])
+patch.activations("z", other, "0.1", hidden, source_positions=[1])
+patch.activations("pattern.0", other, "0.1", [1], source_positions=[2])
+patch.activations("scores.0", {"blocks.0.attn.hook_attn_scores": cache(m, tokens, "pattern.0")["pattern.0"]})
+run(m, tokens, patch.activations("z", other, positions=[1, -5], source_positions=[2, 3]))
+patch.path("0.1", [], other)
+patch.path(0, "1.0", other)
+patch.path("0.1", "resid_post", other)
+patch.path("0.1", "z.1", other)
+patch.path("0.1", "1.0", other, "heads")
+run(m, tokens, patch.path("0.0", "1.0", other), patch.path("0.1", "1.1", other, "mlps"))
+run(m, tokens, patch.path("0.1", "1.0", other, positions=[1]), patch.path("0.1", "1.0", other, positions=[-2]))
+patch.attribution(m, tokens, None, metric=logit)
+patch.attribution(m, tokens, other, lambda x: {"a": logit(x), 1: logit(x), "1": logit(x)})
+patch.attribution(m, tokens, other, lambda x: {})
+patch.attribution(m, tokens, other, logit, "embedding")
+patch.attribution(m, tokens, other, logit, "result.0")
+patch.attribution(m, tokens, other, logit, seed=True)
+patch.attribution(m, tokens, other, logit, flips=0)
+patch.screen(m, tokens, other, lambda x: {"a": logit(x), "b": logit(x)}).top(2)
+patch.screen(m, tokens, other, logit).top(-1)
+patch.screen(m, tokens, other, logit, exact=1).top(9, by="effect")
+patch.screen(m, tokens, other, logit).top(2, by="size")
+patch.screen(m, tokens, other, logit).top(2, "c")
+patch.screen(m, tokens, other, logit, "mlp_post", by="neuron", exact=1).ranking()
+patch.screen(m, tokens, other, logit, by="head")
+patch.screen(m, tokens, other, logit, steps=0.5)
+patch.screen(m, tokens, other, logit, rank="largest")
+patch.edges(m, tokens, None, logit)
+patch.edges(m, tokens, other, logit, how="zero")
+patch.edges(m, tokens, other[:5], logit)
+patch.edges(m, tokens, other, spans=[1])
+transplant.weights(m, [])
+transplant.weights(3, "q")
+transplant.weights(m, "q", 5)
+transplant.weights(m, "q", [])
+circuit.edges(3)
+circuit.nodes(["0.1 @"], m)
+circuit.nodes(["0.1 @ one"], m)
+circuit.nodes(["output"], m)
+circuit.edges(["0.1 -> 0.1.q"], m)
+circuit.edges(["0.1 -> 1.2"], m)
+circuit.edges([0], m)
+circuit.edges(["0.1"])
+circuit.edges(["0.1 -> 1.3"])
+circuit.edges(["1.1 -> 0.3.q"])
+circuit.edges(["output -> 1.3.q"])
+circuit.edges(["0.1 -> embed"])
+circuit.edges(["0.k1 -> output"])
+circuit.full(m) - circuit.full(build(family=HOOKED, n_layers=3))
+circuit.edges("0.1 -> 1.3.q") <= 3
+SweepResult.concat(sweep(m, tokens, zero))
+circuit.edges("0.1 -> 1.3.q", m) | circuit.nodes("0.1", m)
+circuit.edges("0.1 -> 1.3.q", m) | 3
+~circuit.nodes("0.1")
+circuit.full(m, "paths")
+circuit.evaluate(m, chain, tokens, other, logit, subsets=-1)
+circuit.read("nowhere.json")
+SweepResult.concat([])
+SweepResult.concat([sweep(m, tokens, zero), sweep(m, tokens, zero)])
+SweepResult.concat([sweep(m, tokens, zero), sweep(m, tokens, {"b": ablate.zero("0.2")}, seed=1)])
+SweepResult.concat([sweep(m, tokens, zero), sweep(m, other, {"b": ablate.zero("0.2")})])
+sweep(m, tokens, zero).pivot("layer", "head")
+sweep(m, tokens, zero, logit).pivot("layer", "place")
+sweep(m, tokens, {"a": ablate.zero("0.1"), "b": ablate.zero("0.1")}, logit).pivot("layer", "head")
+sweep(m, tokens, zero).of_metric("loss")
+sweep(m, tokens, {})
+sweep(m, tokens, {"a": []})
+sweep(m, tokens, {"a": 3})
+sweep(m, tokens, zero, engine="fast")
+sweep(m, tokens, zero, logit_difference(1, 2), batch=[1] * 8)
+sweep(m, tokens, zero, lambda x: (logit(x), -torch.ones(8)))
+sweep(m, tokens, zero, lambda x: ["a"] * 8)
+sweep(m, tokens, zero, lambda x: logit(x) * 1j)
+sweep(m, tokens, zero, lambda x: {"kl": logit(x), "": 3})
+sweep(m, tokens, zero, metric={})
+sweep(m, tokens, zero, logit, positions=[7])
+sweep(m, tokens, zero, draws=1.5)
+sweep(m, tokens, zero, batch=3)
+sweep(m, tokens, {"a": edit("resid_post.1", lambda x: x / 0)})
+sweep(m, tokens, {"a": edit("resid_post.1", lambda x: x / 0)}, logit)
+compare([(m(tokens), {})])
+compare([(m(tokens), {"a": m(tokens)}), (m(tokens), {"b": m(tokens)})])
+logit_difference(0.5, 1)
+logit_difference([], 1)
+logit_difference(1, 2, position="last")
+logit_difference(1, 99)(m(tokens))
+logit_difference(1, 2)(m(tokens)[:, 0])
+logit_difference("a", "b")(m(tokens))
+logit_difference("a", "b")(m(tokens), tokens, m)
+logit_difference(1, 2)(m(tokens), tokens[:2])
+logit_difference(1, 2)(m(tokens), ["a", "b"])
+run(m, [])
+run(m, torch.quantize_per_tensor(tokens / 1, 1.0, 0, torch.qint8))
+run(m, tokens.to("meta"))
+run(m, [[0.5, 1.5]])
+run(m, torch.ones(2, 2, dtype=torch.bool))
+run(build(family=BRIDGE), torch.rand(2, 3, 5))
+prompts(m, tokens, "middle")
+prompts(m, {"input_ids": tokens, "attention_mask": tokens})
+prompts(m, {"input_ids": tokens, "attention_mask": tokens[:2] > 20})
+prompts(m, {"tokens": tokens})
+Prompts(tokens, hidden[:, :3])
+prompts(m, [[1, 2], [3]]).last(m(tokens))
+lens(m, tokens, metric=accuracy)
+lens(m, tokens, positions=[7])
+lens(m, tokens).without("0.9")
+lens(m, tokens, 3)
+check(m, tokens / 1)
+run_with(m, {})
+run_with(m, {"resid_post": SAE})
+run_with(m, {"resid_post.0": 3})
+run_with(m, {"pattern.0": SAE})
+run_with(m, {"resid_post.0": SAE, "blocks.0.hook_resid_post": SAE})
+run_with(m, {"resid_post.0": (lambda x: x[0], lambda f: f)})
+run_with(m, {"resid_post.0": (lambda x: x @ tokens, lambda f: f)})
+twice_spliced(m)
+path_in_a_splice(m)
+path_in_a_path(m)
+patterns.attention(build(1, family=HOOKED), patterns.record(m, tokens))
+patterns.classify(patterns.scores(m, tokens, {"own": patterns.identity(6)}), 2)
+patterns.classify(patterns.scores(m, tokens, {"own": patterns.identity(6)}), unless={"own": "first"})
+patterns.classify(patterns.scores(m, tokens, {"other": patterns.identity(6)}))
+patterns.scores(m, tokens, {"own": patterns.identity(6)}).plot("mass")
+patterns.scores(m, tokens, {"own": patterns.identity(5)})
+patterns.movement(m, tokens, other[:3])
+patterns.movement(m, prompts(m, [[1, 2, 3], [4, 5]]), prompts(m, [[1, 2], [4, 5, 6]]))
+patterns.constant(4, None)
+patterns.identity(0)
+patterns.previous(3, by=-1)
+patterns.marked(tokens)
+patterns.row(2.5, 3)
+follow(m, before=0 * tokens[:, 0] - 1)
+probe.linear(m, tokens, {})
+probe.linear(m, tokens, {"a": tokens[:, 0] / 1}, kind={"b": "regression"})
+probe.linear(m, tokens, tokens[:, 0] / 1, [])
+probe.linear(m, tokens, tokens[:, 0] / 1, 3)
+probe.linear(m, tokens, tokens[:, 0] / 1, "scores")
+probe.linear(m, tokens, tokens[:, 0] / 1, test=[0])
+probe.linear(m, tokens, tokens[:, 0] / 1, splits={"all": hidden})
+probe.linear(m, tokens, tokens[:, 0] / 1, splits={"a": tokens})
+probe.linear(m, tokens, tokens[:, 0] / 1, positions=tokens > 20)
+probe.linear(m, tokens, tokens[:, 0] / 1, positions=torch.arange(48).reshape(8, 6) < 6, test=slice(0, 2))
+probe.linear(m, tokens, tokens[:, 0] / 1, untrained=build(family=HOOKED, n_layers=1))
+probe.linear(m, tokens, tokens[:, 0] / 1, kind="ranking")
+fourier.basis(0)
+fourier.spectrum(torch.randn(1, 3)).bands()
+fourier.spectrum(torch.randn(9, 3)).plot([7])
+fourier.clusters(fourier.spectrum(torch.randn(9)))
+fourier.clusters(fourier.spectrum(torch.randn(9, 3)), 0.1).neurons(9)
+fourier.clusters(fourier.spectrum(torch.randn(9, 3)), True)
+fourier.clusters(fourier.spectrum(torch.randn(9, 3)), 1.01)
+fourier.Grid.of_inputs(square, {"a": 0, "b": 7}, values=5)
+fourier.gini([])
+fourier.ModularSum(digits, (1, 1), 5).cosines(torch.randn(25, 5)).explained([9])
+variance.explained([1.0, float("inf")], [0, 1])
+variance.explained(torch.randn(5), torch.arange(4))
+variance.total(torch.randn(5), torch.rand(5))
+plots.heads(torch.randn(2, 3, 4).numpy())
+plots.heads({})
+plots.heads(pd.concat([table, table]), column="value")
+plots.heads(table.assign(value="a"), column="value")
+plots.heads(torch.randn(2, 3) * 1j)
+plots.curve(3)
+plots.curve({"a": ([1, 2], [1, 2, 3])})
+plots.curve(pd.DataFrame({"step": [1, 1], "value": [1, 2]}))
+plots.curve(pd.DataFrame({"step": [1, 1]}))
+plots.attention(torch.randn(3))
+plots.attention("maps")
+plots.spectrum([1.0])
+plots.save(plots.curve({"a": [1, 2]}), "curve.gif")
+# A batch size, a seed and a number of draws, of every verb.
+lens(m, tokens, batch_size=0)
+patch.attribution(m, tokens, other, logit, batch_size=True)
+patch.screen(m, tokens, other, logit, batch_size=1.5)
+patch.edges(m, tokens, other, logit, batch_size=-3)
+circuit.evaluate(m, chain, tokens, other, logit, batch_size=0)
+circuit.curve(m, ["0.1"], tokens, other, logit, batch_size="all")
+circuit.smallest(m, ["0.1"], tokens, other, logit, batch_size=0)
+patterns.record(m, tokens, batch_size=0)
+patterns.attention(m, tokens, batch_size=0)
+patterns.scores(m, tokens, {"own": patterns.identity(6)}, batch_size=0)
+patterns.movement(m, tokens, other, batch_size=0)
+follow(m, batch_size=0)
+probe.linear(m, tokens, tokens[:, 0] / 1, batch_size=0)
+circuit.evaluate(m, chain, tokens, other, logit, seed=-1)
+circuit.curve(m, ["0.1"], tokens, other, logit, draws=0)
+patterns.scores(m, tokens, {"own": patterns.identity(6)}, seed=0.5)
+patterns.movement(m, tokens, other, draws=0)
+follow(m, seed="a")
+probe.linear(m, tokens, tokens[:, 0] / 1, draws=-1)
+compare([(m(tokens), {"a": m(tokens)})], logit, seed=-2)
+patch.edges(m, tokens, other, logit, flips=0)
+run(without_blocks(m), tokens)
+"""
+
+
+@pytest.mark.parametrize("call", kept.lines(REFUSALS), ids=map(str, range(999)))
+def test_a_wrong_call_is_refused_in_one_line_that_names_what_is_wrong(call, request):
+    verbs = {name: getattr(circuits, name) for name in circuits.__all__}
+    known = {**verbs, **globals(), "m": build(family=HOOKED)}
+    found = kept.check("refusals", call, known, request.config.getoption("keep"))
+    assert isinstance(found, str), found
+    assert found.startswith("refused: ")
+    assert "\n" not in found
 
 
 def test_what_a_bridge_has_not_is_refused():

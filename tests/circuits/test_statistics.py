@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from circuits.statistics import bootstrap, holm, interval, least_p_notes, sign_flip, summarise
+from circuits.statistics import bootstrap, holm, interval, sign_flip, summarise
 
 
 @pytest.fixture
@@ -148,36 +148,6 @@ def test_holm_by_hand():
     np.testing.assert_allclose(found, [0.04, 0.09, np.nan, 0.09, 0.5])
     np.testing.assert_allclose(holm(np.array([0.6, 0.7])), [1.0, 1.0])
     assert len(holm(np.array([]))) == 0
-
-
-@pytest.mark.parametrize(
-    ("tests", "examples", "flips", "least", "more"),
-    [
-        (600, 100, 9999, "0.06", {"flips": 12000}),
-        (1, 4, 9999, "0.12", {"examples": 6}),
-        (600, 10, 9999, "1", {"examples": 15, "flips": 12000}),
-    ],
-)
-def test_where_no_adjusted_p_value_can_be_small_a_line_says_what_would_do(
-    tests, examples, flips, least, more
-):
-    """The advice is tried on the strongest data there are: every example changes by the same."""
-
-    def best(examples, flips):
-        sums = np.repeat([[0.0], [1.0]], [1, tests], axis=0) * np.ones(examples)
-        p_values = sign_flip(sums, np.ones_like(sums), seed=0, flips=flips)[1:]
-        return p_values, holm(p_values).min()
-
-    p_values, smallest = best(examples, flips)
-    assert f"{smallest:.2g}" == least
-    [line] = least_p_notes(np.append(p_values, np.nan), examples, flips)
-    wanted = " and ".join(f"{n} examples" if name == "examples" else f"flips={n}" for name, n in more.items())
-    assert line.startswith(f"No p_adjusted of {tests} test")
-    assert line.endswith(f"of {examples} examples with flips={flips} is below {least}; {wanted} would do.")
-    enough = {"examples": examples, "flips": flips} | more
-    p_values, smallest = best(**enough)
-    assert smallest < 0.05
-    assert least_p_notes(p_values, **enough) == []
 
 
 def test_p_values_are_uniform_when_nothing_happens():

@@ -23,25 +23,6 @@ def test_names_of_all_kinds_are_read_alike():
     assert "; ".join(circuit.nodes(["mlp1", "1.0", "embed", "L0H10", "0.2"])) == "embed; 0.2; 0.10; 1.0; mlp1"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("0.1", "is no edge; write sender -> receiver"),
-        ("0.1 -> 1.3", "say which input: 1.3.q, 1.3.k or 1.3.v"),
-        ("1.1 -> 0.3.q", "no edge 1.1 -> 0.3.q: the receiver is computed before the sender is"),
-        ("mlp1 -> 1.0.k", "computed before"),
-        ("output -> 1.3.q", "'output' of 'output -> 1.3.q' is no node that sends"),
-        ("0.1 -> embed", "'embed' of '0.1 -> embed' receives nothing"),
-        ("0.k1 -> output", "is no node that sends"),
-        (3, "3 is not the name of an edge"),
-    ],
-)
-def test_faults_of_names_are_one_line(name, message, untyped):
-    with pytest.raises(CircuitsError, match=message) as caught:
-        circuit.edges([name])
-    assert "\n" not in str(caught.value)
-
-
 @pytest.fixture
 def model(hooked_only, make_model):
     return make_model(0, hooked_only)
@@ -77,27 +58,6 @@ def test_operations_are_those_of_sets_of_members_and_positions(model):
         assert len({a, full & a, a | a, a - circuit.edges([])}) == 1
 
 
-def test_what_cannot_be_combined(model, make_model, hooked_only):
-    with pytest.raises(CircuitsError, match=r"write circuit.full\(model\) - c"):
-        ~circuit.edges(["0.1 -> 1.3.q"])
-    with pytest.raises(CircuitsError, match="one circuit is of nodes, the other of edges"):
-        circuit.edges([]) | circuit.nodes(["0.1"])
-    with pytest.raises(CircuitsError, match="models of different shapes"):
-        circuit.full(model) - circuit.full(make_model(0, hooked_only, n_layers=3))
-    c = circuit.edges(["0.1 -> 1.3.q"])
-    for call, message in (
-        (lambda: c | ["0.1 -> 1.3.q"], r"^circuit \| list: give .*, such as circuit.edges\(names\)"),
-        (lambda: c <= 3, "^circuit <= int: "),
-    ):
-        with pytest.raises(CircuitsError, match=message) as caught:
-            call()
-        assert len(str(caught.value)) < 130
-    assert c != "0.1 -> 1.3.q"
-    assert ~circuit.nodes(["0.1", "embed"], model) == circuit.full(model, "nodes") - circuit.nodes(
-        "embed; 0.1"
-    )
-
-
 def test_the_full_graph_has_every_pair_in_order(model):
     full = circuit.full(model)
     # Two embeddings; layer by layer 12 inputs of heads, then an MLP's, then the output.
@@ -118,30 +78,6 @@ def metric(output):
 @pytest.fixture
 def found(model, tokens, other_tokens):
     return patch.edges(model, tokens, other_tokens, metric, exact=12)
-
-
-def test_top_ranks_by_the_exact_effect_where_measured(found):
-    frame = found.frame
-    size = frame["effect"].abs().fillna(frame["estimate"].abs())
-    order = frame.assign(size=size).sort_values("size", ascending=False)
-    top = found.top(5)
-    assert set(top.frame["effect"].abs().fillna(top.frame["estimate"].abs())) == set(order["size"].head(5))
-    assert len(found.top(0)) == 0
-    assert len(found.top(len(frame))) == len(frame)
-    assert found.top(3) <= found.top(4)
-    measured = frame[frame["effect"].notna()]
-    assert len(found.top(12, by="effect")) == len(measured) == 12
-    estimates = frame.sort_values("rank")["variant"].tolist()
-    assert found.ranking(by="estimate") == estimates
-    assert found.top(4, by="estimate") == circuit.edges(estimates[:4])
-    for call, message in (
-        (lambda: found.top(13, by="effect"), "13 members asked for; 12 were measured"),
-        (lambda: found.top(-1), "give how many members"),
-        (lambda: found.top(3, "kl"), "metric='kl'; choose from 'metric'"),
-        (lambda: found.top(3, by="rank"), "by='rank'; choose from"),
-    ):
-        with pytest.raises(CircuitsError, match=message):
-            call()
 
 
 @pytest.mark.parametrize("kind", ["edges", "nodes"])
@@ -183,18 +119,6 @@ def test_names_and_files_are_read_without_torch(found, tmp_path):
 
 
 # ---- Tables and files
-
-
-def test_frame_and_description(found):
-    c = found.top(3) | circuit.edges(["embed -> 0.0.q @ 2,3"])
-    frame = c.frame
-    assert " ".join(frame.columns) == "name sender receiver positions metric estimate effect"
-    assert list(frame["sender"] + " -> " + frame["receiver"]) == list(frame["name"])
-    assert frame["effect"].notna().sum() == 3
-    assert frame.loc[frame["positions"] == "2,3", "name"].tolist() == ["embed -> 0.0.q"]
-    assert c.describe()["size"] == 4
-    assert circuit.nodes([]).frame.empty
-    assert repr(circuit.edges(["0.1 -> 1.3.q"])) == "Circuit(1 edge: 0.1 -> 1.3.q)"
 
 
 @pytest.mark.parametrize("kind", ["edges", "nodes", "screened", "empty"])

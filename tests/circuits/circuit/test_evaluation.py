@@ -6,7 +6,6 @@ import torch
 
 from circuits import circuit, patch, run
 from circuits.circuit import _measurement
-from circuits.statistics import holm, sign_flip
 
 #: Random models tell clean from source by chance; what is counted here holds without a gap, too.
 pytestmark = pytest.mark.filterwarnings("ignore:circuit.*the gap between clean and source run is")
@@ -157,29 +156,6 @@ def test_completeness_takes_subsets_out_of_the_circuit_and_of_the_model(model, t
         )
 
 
-def test_minimality_is_what_a_member_adds_to_the_rest(model, tokens, other_tokens):
-    c = circuit.edges(CHAIN)
-    found = circuit.evaluate(model, c, tokens, other_tokens, metric, random=0, subsets=0, draws=50, flips=300)
-    rests = [c - circuit.edges([name]) for name in c]
-    _, share, drawn = by_hand(model, tokens, other_tokens, [c, *rests])
-    rows = found.minimality
-    assert list(rows["member"]) == list(c)
-    np.testing.assert_allclose(rows["share"], share[0] - share[1:], rtol=1e-7, atol=1e-12)
-    bounds = np.quantile(drawn[:, :1] - drawn[:, 1:], [0.025, 0.975], axis=0)
-    np.testing.assert_allclose(rows["share_ci_low"], bounds[0], rtol=1e-6, atol=1e-12)
-    np.testing.assert_allclose(rows["share_ci_high"], bounds[1], rtol=1e-6, atol=1e-12)
-    sums, counts = pooled(model, tokens, [(one.keep(other_tokens),) for one in (c, *rests)])
-    p_values = sign_flip(sums, counts, 0, 300)[1:]
-    np.testing.assert_allclose(rows["p_value"], p_values)
-    np.testing.assert_allclose(rows["p_adjusted"], holm(p_values))
-    # An edge that ends at a head whose output is cut adds nothing.
-    useless = c | circuit.edges(["embed -> 0.3.q"])
-    rows = circuit.evaluate(
-        model, useless, tokens, other_tokens, metric, random=0, subsets=0, **FEW
-    ).minimality.set_index("member")
-    assert abs(rows.loc["embed -> 0.3.q", "share"]) < 1e-9
-
-
 def test_controls_are_random_circuits_of_what_can_matter_as_large_and_at_as_many_positions(
     model, tokens, other_tokens, monkeypatch
 ):
@@ -208,23 +184,6 @@ def test_controls_are_random_circuits_of_what_can_matter_as_large_and_at_as_many
         expected = [others.mean(), others.min(), others.max(), (1 + (others >= share[0]).sum()) / 9]
         columns = ["random_mean", "random_low", "random_high", "p_random"]
         np.testing.assert_allclose(list(row[columns]), expected, rtol=1e-8, atol=1e-12)
-
-
-def test_parts_of_the_examples_and_a_source_of_one(model, tokens, other_tokens):
-    c = circuit.edges("embed -> 0.1.v; 0.1 -> output; mlp0 -> mlp1 @ 2,3")
-    for source, how in (
-        (other_tokens, "resample"),
-        (other_tokens[:1], "resample"),
-        (other_tokens[:5], "mean"),
-    ):
-        options = {"batch": torch.arange(8), "how": how, "random": 1, "subsets": 1, **FEW}
-        whole, parts = (
-            circuit.evaluate(model, c, tokens, source, pair, batch_size=size, **options) for size in (512, 3)
-        )
-        for table in ("frame", "completeness", "minimality", "baseline"):
-            numbers = [getattr(one, table).select_dtypes("number") for one in (whole, parts)]
-            assert not numbers[0].empty
-            np.testing.assert_allclose(*numbers, rtol=1e-6, atol=1e-9)
 
 
 def test_equal_runs_have_no_faithfulness(model, tokens):

@@ -60,17 +60,6 @@ def test_power_is_that_of_the_fft(sizes):
     assert "share norm" in " ".join(repr(found).split())
 
 
-def test_the_axis_of_weights():
-    weights = noise(6, 13, 4)
-    expected = fourier.spectrum(weights.movedim(1, 0)).power
-    for axis in (1, -2):
-        torch.testing.assert_close(fourier.spectrum(weights, axis=axis).power, expected)
-    np.testing.assert_allclose(fourier.spectrum(weights.float().numpy(), axis=1).power, expected, rtol=1e-4)
-    parameter = torch.nn.Parameter(weights)
-    assert not fourier.spectrum(parameter, axis=1).power.requires_grad
-    assert fourier.transform(parameter, 1).requires_grad
-
-
 def inputs(period, order):
     rows = torch.cartesian_prod(torch.arange(period), torch.arange(period))
     rows = torch.cat([rows, torch.full((len(rows), 1), period)], 1)

@@ -43,20 +43,6 @@ def test_every_form_of_whole_numbers_is_the_same_tokens(causal, tokens, other_to
     )
 
 
-def test_a_description_has_the_settings_that_an_edit_was_made_with(tokens):
-    square = torch.cartesian_prod(torch.arange(5), torch.arange(5))
-    mean = ablate.mean("0.1", tokens, over="batch,pos", positions=[2, -1])
-    for made, settings in (
-        (mean, {"value": "mean", "over": "batch,pos", "positions": [2, -1]}),
-        (ablate.resample("0.1", tokens, seed=3), {"value": "resample", "seed": 3, "positions": None}),
-        (
-            ablate.frequencies("z", [1], [0, 1], 5, grid=square, directions="sum"),
-            {"value": "frequencies", "keys": [1], "period": 5, "coords": [0, 1], "directions": "sum"},
-        ),
-    ):
-        assert made.describe() | settings == made.describe()
-
-
 def test_inside_inference_mode(causal, tokens, other_tokens):
     one, clean = patch.activations("z", source=other_tokens), causal(tokens)
     stored = cache(causal, other_tokens, "z")

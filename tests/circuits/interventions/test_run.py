@@ -1,6 +1,6 @@
 import torch
 
-from circuits import Site, ablate, cache, run
+from circuits import Site, ablate, cache, intervene, lens, patch, run
 
 
 def test_run_is_the_model_in_eval_mode_without_gradients(model, tokens):
@@ -37,3 +37,27 @@ def test_what_is_cached_is_as_it_was_at_its_hook(make_model, hooked_only, tokens
 
     model.blocks[0].ln1.register_forward_pre_hook(double)
     assert torch.equal(cache(model, tokens, ["resid_pre.0"])["resid_pre.0"], before)
+
+
+def test_clean_passes_attribution_and_lens_run_in_eval_mode(causal, tokens, other_tokens):
+    seen = []  # (training, gradients on)
+    causal.train().add_hook(
+        "blocks.0.hook_resid_pre", lambda x, hook: seen.append((causal.training, torch.is_grad_enabled()))
+    )
+    with intervene(causal, ablate.mean("0.1", reference=other_tokens)):
+        causal(tokens)
+    assert seen == [(False, False), (True, True)]
+    seen.clear()
+    patch.attribution(causal, tokens, other_tokens, lambda output: output[:, -1, 3], draws=1, flips=1)
+    assert seen == [(False, False), (False, True)]
+    lens(causal, tokens)
+    assert set(seen[2:]) == {(False, False)}
+    assert causal.training
+
+
+def test_the_mean_of_a_long_reference_is_taken_in_float64(make_model):
+    model = make_model(normalization_type=None).float()  # LayerNorm has its dtype from the config
+    reference = torch.randint(0, 11, (200, 4), generator=torch.Generator().manual_seed(7))
+    expected = cache(model, reference, ["z.0"])["z.0"].double().mean(0).float()
+    _, found = run(model, reference[:4], ablate.mean("z.0", reference=reference), cache=["z.0"])
+    assert bool((found["z.0"] == expected).all())

@@ -35,17 +35,6 @@ def test_against_autograd_through_a_forward_by_hand(model, tokens, other_tokens,
         np.testing.assert_allclose(frame["baseline"], clean.mean(), rtol=1e-12)
 
 
-def test_what_gets_a_row(causal, tokens, other_tokens):
-    heads = patch.attribution(causal, tokens, other_tokens, weighed, **FEW).frame
-    assert list(heads["variant"]) == [f"{layer}.{head}" for layer in (0, 1) for head in range(4)]
-    one = patch.attribution(causal, tokens, other_tokens, weighed, "resid_pre.1", **FEW)
-    assert list(one.frame["variant"]) == [f"resid_pre.1, position {i}" for i in range(6)]
-    assert list(one.frame["position"]) == list(range(6))
-    # The direction is named in every row, and again with the result.
-    assert set(one.frame["intervention"]) == {"patch.attribution (source -> base)"}
-    assert one.interventions["resid_pre.1, position 2"][0]["direction"] == "source -> base"
-
-
 def test_inside_blocks_of_every_kind_it_is_of_the_model_outside_of_them(
     family, make_model, tokens, other_tokens, by_hand
 ):

@@ -9,7 +9,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from circuits import logit_difference, patch, prompts
-from circuits.model.hooked_model import HookedModel
 from tests.circuits.conftest import FAMILIES, build
 from tests.circuits.patch.by_hand import FEW
 
@@ -46,19 +45,6 @@ def assert_same(found, expected):
     assert expected["effect"].abs().max() > 1e-3
     for column in {"estimate", "estimate_ci_low", "effect", "effect_ci_low", "baseline", "size"} & set(found):
         np.testing.assert_allclose(found[column], expected[column], rtol=1e-6, atol=1e-9)
-
-
-def test_batches_are_pooled_as_the_whole(verb, causal, tokens, other_tokens):
-    """Whether logits are computed where the metric reads, or everywhere."""
-    rows, sizes = torch.arange(len(tokens)), []
-    whole = verb(causal, tokens, other_tokens, reads_everywhere, batch=rows, batch_size=100)
-    handle = HookedModel(causal).on_run(lambda args, kwargs: sizes.append(len(args[0])))
-    found = verb(causal, tokens, other_tokens, reads_two, batch=rows, batch_size=3)
-    handle.remove()
-    assert_same(found, whole)
-    assert max(sizes) == 3
-    assert found.settings["batch_size"] == 3
-    assert whole.settings["batch_size"] == 100
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

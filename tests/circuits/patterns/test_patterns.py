@@ -113,24 +113,6 @@ def test_templates_that_depend_on_the_batch(grid, tokens, mask):
                 np.testing.assert_allclose(found[column], own[column], rtol=0, atol=1e-12)
 
 
-def test_chunks_are_as_one_batch(model, tokens, other_tokens, mask):
-    templates = {"before": patterns.previous(LENGTH), "marked": patterns.marked(mask)}
-    edits = ablate.uniform("0.0", positions=mask)
-    with intervene(model, edits):
-        whole = patterns.scores(model, tokens, templates, positions=mask)
-        maps = patterns.attention(model, tokens, positions=mask)
-        moved = patterns.movement(model, tokens, other_tokens, positions=mask).frame
-        for size in (1, 3, 1000):
-            found = patterns.scores(model, tokens, templates, positions=mask, batch_size=size)
-            np.testing.assert_allclose(found.mass, whole.mass, rtol=0, atol=1e-12)
-            np.testing.assert_allclose(found.chance, whole.chance, rtol=0, atol=1e-12)
-            again = patterns.attention(model, tokens, positions=mask, batch_size=size)
-            torch.testing.assert_close(again.mean, maps.mean, rtol=0, atol=1e-12)
-            torch.testing.assert_close(again.diffuseness, maps.diffuseness, rtol=0, atol=1e-12)
-            frame = patterns.movement(model, tokens, other_tokens, positions=mask, batch_size=size).frame
-            np.testing.assert_allclose(frame["distance"], moved["distance"], rtol=0, atol=1e-12)
-
-
 def test_what_was_recorded_gives_what_the_tokens_give_and_runs_once(model, tokens, other_tokens, mask):
     runs = []
     groups = torch.arange(tokens.shape[1]) % 2

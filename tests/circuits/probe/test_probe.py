@@ -184,6 +184,13 @@ def test_positions_and_a_mask(causal, inputs, hidden):
         assert set(found["entries"]) == {int(chosen[test].sum())}
 
 
+def test_passes_that_memory_bounds_give_what_one_gives(causal, inputs, monkeypatch):
+    given = (causal, inputs, noise(N, 6) + inputs, ["z", "mlp_out"])
+    whole = probe.linear(*given, draws=20)
+    monkeypatch.setattr("circuits.probe._linear.MOST_KEPT", 1)
+    assert probe.linear(*given, draws=20).frame.equals(whole.frame)
+
+
 def test_a_target_per_example_is_the_same_at_all_its_positions(causal, inputs):
     vectors = noise(N, 1, 3)
     kwargs = {"draws": 20, "splits": {"first": torch.arange(6) == 0}}
@@ -277,14 +284,3 @@ def test_edits_are_in_force_but_not_in_the_untrained_model(causal, make_model, f
         assert value(found, "mse", layer=1) == pytest.approx(expected, rel=1e-8)
         assert (found["untrained"] == plain["untrained"]).all() or size == 5
     assert value(plain, "mse", layer=1) != pytest.approx(expected, rel=1e-3)
-
-
-def test_ways_to_hold_out(causal, inputs):
-    target = noise(N, 6) + inputs
-    last = torch.arange(N) >= 48
-    frames = [
-        probe.linear(causal, inputs, target, test=test, draws=20).frame
-        for test in (slice(48, None), last, list(range(48, N)), last.numpy(), torch.arange(48, N))
-    ]
-    assert all(frame.equals(frames[0]) for frame in frames)
-    assert set(probe.linear(causal, inputs, target, test=0.25, draws=20).frame["n"]) == {16}

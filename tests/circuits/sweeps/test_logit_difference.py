@@ -1,7 +1,5 @@
 """Answers given as texts are the tokens that follow their prompts; prompts have one BOS."""
 
-import os
-
 import pytest
 import torch
 
@@ -107,22 +105,3 @@ def test_a_text_that_begins_with_bos_gets_no_second(spelled, hf_model):
         again = prompts(model, [f"<s>{text}", text])
         assert torch.equal(again.tokens, made.tokens.expand(2, -1))
         assert torch.equal(run(model, f"<s>{text}"), run(model, made))
-
-
-@pytest.mark.skipif("INTERP_REAL_MODEL" not in os.environ, reason="needs the folder of the real model")
-def test_answers_of_a_trained_model():
-    from transformer_lens.model_bridge import TransformerBridge
-
-    model = TransformerBridge.boot_transformers(os.environ["INTERP_REAL_MODEL"], device="cpu")
-    texts = [
-        "One day, a little girl named Lily went out.",
-        "One day, a little boy named Tim went to the park.",
-    ]
-    made = prompts(model, texts)
-    output = run(model, made)
-    assert torch.equal(output[made.real], run(model, [f"<s>{text}" for text in texts])[made.real])
-    found = logit_difference([" She", " He"], [" He", " She"])(output, made, model)
-    she, he = (model.tokenizer.convert_tokens_to_ids(f"\u2581{word}") for word in ("She", "He"))
-    last = [output[row, kept.nonzero()[-1, 0]] for row, kept in enumerate(made.real)]
-    assert found.tolist() == [float(last[0][she] - last[0][he]), float(last[1][he] - last[1][she])]
-    assert bool((found > 1).all())

@@ -64,25 +64,6 @@ def test_numbers_are_those_of_each_prompt_alone(model, tmp_path, side):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"answer": ""}, r"prompts.jsonl, row 2: nothing in column answer"),
-        ({"kind": None}, r"row 2: nothing in column kind"),
-        (
-            {"answer": " w1 w2"},
-            r"row 2: answer ' w1 w2' is 2 tokens after its prompt; give a text of one token",
-        ),
-        ({"wrong": " w3"}, r"row 2: answer and wrong are the same token"),
-        ({"wrong": [6]}, r"row 2: wrong is a text or a token id, got \[6\]"),
-    ],
-)
-def test_a_mistake_is_one_line_with_its_row(model, tmp_path, change, message):
-    rows = [ROWS[0], ROWS[1] | change]
-    with pytest.raises(CircuitsError, match=message):
-        read_prompts(model, written(tmp_path, rows, "prompts.jsonl"))
-
-
-@pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", "has no rows; its columns are clean, answer, wrong, corrupted"),

@@ -6,8 +6,7 @@ import pickle
 import pandas as pd
 import pytest
 
-from circuits import CircuitsError, SweepResult, ablate, draws, grid, heads, patch, sweep
-from circuits.statistics import holm
+from circuits import CircuitsError, SweepResult, ablate, draws, heads, sweep
 from circuits.sweeps.table import COLUMNS
 
 
@@ -15,43 +14,6 @@ from circuits.sweeps.table import COLUMNS
 def result(make_model, tokens):
     model = make_model()
     return sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model)), draws=50, flips=50)
-
-
-def test_print_shows_what_is_read_first_and_no_more_rows_than_a_screen_has(result, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    first, *rows, last, limit = repr(result).split("\n")
-    assert first.split() == ["variant", "metric", "baseline", "value", "effect", "[95%", "CI]", "p_adjusted"]
-    assert last == "24 rows; .frame has all 24 columns"
-    assert limit.endswith("flips=160 would do.")
-    assert "No p_adjusted" not in repr(
-        dataclasses.replace(result, settings={**result.settings, "flips": 160})
-    )
-    assert [row.split()[:2] for row in rows] == result.frame[["variant", "metric"]].to_numpy().tolist()
-    kl = result.frame.iloc[0]
-    assert float(rows[0].split()[3]) == pytest.approx(kl["value"], rel=1e-3)
-    many = dataclasses.replace(result, frame=pd.concat([result.frame] * 1000))
-    assert len(repr(many).split("\n")) < 50
-
-
-def test_a_pivot_by_what_was_asked_for(make_model, tokens):
-    axes = {"site": ["resid_pre.0", "resid_pre.1"], "positions": range(3)}
-    found = sweep(make_model(), tokens, grid(patch.activations, axes, source=tokens.flip(0)))
-    table = found.pivot("layers", "positions", metric="kl")
-    assert (table.index.name, table.columns.name, table.shape) == ("layer", "position", (2, 3))
-    rows = found.frame[found.frame["metric"] == "kl"].set_index(["layer", "position"])
-    assert table.stack().to_dict() == rows["effect"].to_dict()
-    assert {*found.pivot("variant", "metric")} == {*found.metrics}
-    for no_results in (None, found, {}):
-        with pytest.raises(CircuitsError, match="concat: give results of sweep"):
-            SweepResult.concat(no_results)
-    for wrong, message in (
-        (("layer", "positions"), "give metric=, one of kl, mse"),
-        (("layer", "queries", "effect", "kl"), "no column 'querie'"),
-        (([], "positions", "effect", "kl"), "pivot: give names of columns"),
-        (("layer", "site", "effect", "kl"), "several variants have the same layer and site"),
-    ):
-        with pytest.raises(CircuitsError, match=message):
-            found.pivot(*wrong)
 
 
 def test_one_metric_is_a_family_of_tests_of_its_own(result):
@@ -104,25 +66,6 @@ def test_parts_together_are_the_table_of_one_sweep(make_model, tokens):
     ):
         with pytest.raises(CircuitsError, match=f"SweepResult.concat: .*{message}"):
             SweepResult.concat(others)
-
-
-def test_several_models_are_one_table_by_label(make_model, tokens):
-    models = {4000: make_model(1), "last": make_model(0)}
-    variants = ablate.each(ablate.zero, heads("0.0-3", models["last"]))
-    alone = {label: sweep(one, tokens, variants, by_row, draws=50, flips=50) for label, one in models.items()}
-    found = SweepResult.concat(alone)
-    assert found.frame["checkpoint"].tolist() == ["4000"] * 4 + ["last"] * 4
-    assert found.baseline["checkpoint"].tolist() == ["4000", "last"]
-    for label, one in alone.items():
-        rows = found.frame[found.frame["checkpoint"] == str(label)].reset_index(drop=True)
-        same = [name for name in COLUMNS if name not in ("checkpoint", "p_adjusted")]
-        pd.testing.assert_frame_equal(rows[same], one.frame[same])
-    p_values = found.frame["p_value"].to_numpy()
-    assert found.frame["p_adjusted"].tolist() == holm(p_values).tolist()
-    with pytest.raises(
-        CircuitsError, match=r"no argument checkpoints=; sweep each model, and join: SweepResult"
-    ):
-        sweep(models["last"], tokens, variants, checkpoints=models)
 
 
 def by_row(output):

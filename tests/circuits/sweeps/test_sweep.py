@@ -1,9 +1,8 @@
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, draws, heads, intervene, patch, run, sweep
+from circuits import CircuitsError, ablate, heads, intervene, patch, run, sweep
 
 
 @pytest.fixture(autouse=True)
@@ -21,37 +20,6 @@ def test_the_metric_is_called_once_per_variant_and_chunk_on_one_variant(causal, 
 
     sweep(causal, tokens, ablate.each(ablate.zero, ["0.1", "0.2"]), metric, tokens, batch_size=3)
     assert calls == [(3, 3)] * 6 + [(2, 2)] * 3
-
-
-def test_columns(causal, tokens, engine):
-    grid = {
-        "head": ablate.uniform("1.2"),
-        "two": ablate.uniform("0.1,1.2"),
-        "site": ablate.zero("mlp_out.1", positions=[4]),
-        "layer": ablate.zero(0),
-        "pair": (ablate.zero("0.1"), ablate.uniform("0.1")),
-    }
-    frame = sweep(causal, tokens, grid, metric=lambda output: output[:, -1, 0]).frame.set_index("variant")
-    assert list(frame.index) == list(grid)
-    assert list(frame["intervention"][1:4]) == ["ablate.uniform", "ablate.zero", "ablate.zero"]
-    assert list(frame["site"]) == ["pattern", "pattern", "mlp_out", "z + mlp_post", "z + pattern"]
-    assert frame["layer"].fillna(-1).tolist() == [1, -1, 1, 0, 0]
-    assert frame["head"].fillna(-1).tolist() == [2, -1, -1, -1, 1]
-    assert frame["position"].fillna(-1).tolist() == [-1, -1, 4, -1, -1]
-    stacked = engine == "auto" and type(causal).__name__ == "HookedTransformer"
-    assert set(frame["engine"]) == {"fast" if stacked else "naive"}
-    assert set(frame["metric"]) == {"metric"}
-
-
-def test_a_lone_intervention_is_a_sweep_of_one(causal, tokens):
-    one, pair = ablate.zero("0.1"), (ablate.zero("0.1"), ablate.uniform("1.2"))
-    drawn = draws(lambda seed: ablate.resample("0.1", tokens, seed=seed), 2)
-    for given in (one, pair, drawn):
-        lone, named = (sweep(causal, tokens, x).frame for x in (given, {"a": given}))
-        assert "0.1" in lone["variant"].iloc[0]
-        pd.testing.assert_frame_equal(lone.drop(columns="variant"), named.drop(columns="variant"))
-    with pytest.raises(CircuitsError, match="give variants by name"):
-        sweep(causal, tokens, [one, one])
 
 
 @pytest.mark.parametrize("engine", ["auto", "naive"])

@@ -12,6 +12,7 @@ import pytest
 
 import tasks
 from interp_tasks import experiments
+from interp_tasks.checkpoints import refs
 from interp_tasks.cli import commands
 from interp_tasks.cli.app import LISTED, iterate_commands
 from interp_tasks.cli.terminal import exit_code_of
@@ -162,6 +163,14 @@ def test_the_head_of_a_table_says_what_was_done(call, monkeypatch, asked):
     expected = ["run@10", "step 10", "12 validation examples, seed 0", *HEADS[asked].split(" · ")]
     assert found[: len(expected)] == expected
     assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("asked", ["ablation", "patch --source negated", "matrix embeddings"])
+def test_a_ref_is_resolved_once(call, monkeypatch, asked):
+    read, check = [], refs.check_selector
+    monkeypatch.setattr(refs, "check_selector", lambda at, text: read.append(text) or check(at, text))
+    assert call(*asked.split(), "--ckpt", "run@all", *SMALL)[0] == 0
+    assert read == ["run@all"]
 
 
 def test_checkpoints_lists_steps_and_marks(call):

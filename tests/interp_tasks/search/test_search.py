@@ -240,6 +240,18 @@ def test_a_diverged_trial_is_told_and_the_search_goes_on(fake, tmp_path):
     assert found.trials[-1]["value"] is None
 
 
+def test_what_stops_a_run_leaves_its_trial_to_the_next_call(fake, tmp_path):
+    def fail(out):
+        if fake.runs == ["trial-0000", "trial-0001"]:
+            raise UserError("cannot write: No space left on device")
+
+    fake.before = fail
+    with pytest.raises(UserError, match="No space left"):
+        search(plan(), out=tmp_path, trials=3)
+    assert states(search(plan(), out=tmp_path, trials=3)) == ["complete"] * 3
+    assert fake.runs == ["trial-0000", "trial-0001", "trial-0001", "trial-0002"]
+
+
 def test_a_combination_that_cannot_be_built_fails_alone(fake, tmp_path):
     odd = make_plan(
         "modular-addition",
