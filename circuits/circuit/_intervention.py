@@ -41,12 +41,12 @@ class CircuitEdit(Intervention):
     keep: bool
 
     def plan(self, surface: HookedModel) -> tuple[ActivationEdit | EdgePatch, ...]:
-        replacement = self.replacement.on(surface, self.label)
+        replacement = self.replacement.on(surface, self)
         graph, kind = Graph.of(surface), self.circuit.kind
         graph.check_same(self.circuit.graph, self.label)
         if self.circuit.graph is None:
             graph.check(self.circuit.where, kind, self.label)
-        steps = _CircuitPlanBuilder(self.label, surface, replacement, self.circuit.where, self.keep)
+        steps = _CircuitPlanBuilder(self, surface, replacement, self.circuit.where, self.keep)
         if kind == "edges":
             return tuple(cut for layer in graph.layers for cut in steps.cuts(layer))
         # All outgoing edges of a node are cut where its output is replaced.
@@ -74,14 +74,15 @@ class _CircuitPlanBuilder:
 
     def __init__(
         self,
-        label: str,
+        owner: CircuitEdit,
         surface: HookedModel,
         replacement: Replacement,
         where: Mapping[Member, Where],
         keep: bool,
     ) -> None:
         """Finds where each member is cut: everywhere but there if it is kept, else there."""
-        self._label, self._surface, self._replacement = label, surface, replacement
+        self._owner, self._label = owner, owner.label
+        self._surface, self._replacement = surface, replacement
         # Of many thousand members nearly all are there at all positions, or at none.
         inverse = {member: NOWHERE if at == EVERYWHERE else at.inverse for member, at in where.items()}
         self._cut_where, self._cut_elsewhere = (inverse, EVERYWHERE) if keep else (where, NOWHERE)
@@ -103,7 +104,7 @@ class _CircuitPlanBuilder:
                     at.positions, ReplacementOutsidePositions(self._replacement, at.positions)
                 )
             self._senders[node, at] = ActivationEdit(
-                self._label,
+                self._owner,
                 node.hook,
                 KINDS[node.site],
                 node.layer,

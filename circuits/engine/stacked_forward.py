@@ -7,6 +7,8 @@ each with its edits in its own rows, and join the stack at their first block:
     block 1   variants 0, 1              (rows of the clean stream, repeated)
     block 2   variants 0, 1, 2, 3
     ...       unembedding of all of them, at the positions that are read
+
+In their first block, variants that edit nothing before z have no rows in its attention: they join at z.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from circuits.model.edit_state import State, get_edit_state, mark_running_rows, 
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import hooks_on
 from circuits.model.prompts import Prompts
+from circuits.model.sites import KINDS
 
 #: A user's class says by this attribute, in its body, that its blocks read nothing but the stream and what the model
 #: hands to every block, and treat examples independently.
@@ -43,6 +46,9 @@ DECLARED = "tokens_enter_by_embeddings_alone"
 _KNOWN = ("torch", "transformer_lens", "abc", "typing", "collections", "builtins")
 #: Where a variant starts that edits the embeddings.
 _EMBEDDING, _EMBEDDINGS = -1, ("hook_embed", "hook_pos_embed")
+_Z = KINDS["z"].hook
+#: The sites of a block that come from z on.
+_FROM_Z = ("z", "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post")
 
 
 class NotStacked(Exception):
@@ -90,6 +96,7 @@ class Variant:
     Attributes:
         alone: why it runs by itself, with plain hooks; None: it shares forwards.
         start: the first block that it runs then; −1: it edits the embeddings.
+        from_z: whether it runs that block from z on.
         hooks: those that it edits or reads.
         edits: its steps, where all are edits of activations.
         changed: whether an edit changed an activation in the latest run: otherwise its output is the clean one, bit for
@@ -103,6 +110,7 @@ class Variant:
     plan: tuple[Step, ...]
     alone: str | None = None
     start: int = 0
+    from_z: bool = False
     hooks: set[str] = field(default_factory=set)
     edits: list[ActivationEdit] = field(default_factory=list)
     changed: bool = False
@@ -127,6 +135,9 @@ class Variant:
             elif not hook.startswith("ln_final."):
                 self.alone = f"{hook} is in no block"
         self.start = min(blocks, default=surface.n_layers - 1)
+        late = {KINDS[site].hook.format(self.start) for site in _FROM_Z}
+        early = (hook for hook in self.hooks if hook.startswith(f"blocks.{self.start}."))
+        self.from_z = self.start != _EMBEDDING and late.issuperset(early)
 
 
 @dataclass(kw_only=True)
@@ -135,12 +146,14 @@ class CleanPass(ModelRun):
 
     Attributes:
         streams: what enters the blocks where variants start.
+        z: that of the blocks in which variants start there, by hook.
         block_arguments: what every block gets with the stream: padding masks.
     """
 
     prompts: Prompts
     output: Any = None
     streams: dict[int, Tensor] = field(default_factory=dict)
+    z: dict[str, Tensor] = field(default_factory=dict)
     block_arguments: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -148,10 +161,10 @@ def clean_pass(
     surface: HookedModel,
     prompts: Prompts,
     rows: slice,
-    starts: set[int],
+    variants: Sequence[Variant],
     references: Mapping[Reference, Tensor],
 ) -> CleanPass:
-    """Runs the model itself on some rows, and keeps the streams that enter the blocks `starts`, if any.
+    """Runs the model itself on some rows, and keeps what the variants start from.
 
     Args:
         references: the results of the clean passes that the variants need, which may come after this one.
@@ -166,12 +179,15 @@ def clean_pass(
         clean.streams[layer] = args[0]
         clean.block_arguments.update({name: one for name, one in kwargs.items() if isinstance(one, Tensor)})
 
-    layers = {0, *starts} - {_EMBEDDING} if starts else set()
-    handles = (
+    # The arguments of blocks are those of the first one.
+    layers = {0, *(one.start for one in variants)} - {_EMBEDDING} if variants else set()
+    at_z = {_Z.format(one.start) for one in variants if one.from_z}
+    blocks = (
         surface.block_modules[layer].register_forward_pre_hook(partial(enter, layer), with_kwargs=True)
         for layer in layers
     )
-    with hooks_on(surface.model, handles), mark_running_rows(surface.model, rows, total):
+    zs = (surface.on_forward(hook, partial(clean.z.__setitem__, hook)) for hook in at_z)
+    with hooks_on(surface.model, chain(blocks, zs)), mark_running_rows(surface.model, rows, total):
         clean.output = surface.call(chunk)
     return clean
 
@@ -179,7 +195,7 @@ def clean_pass(
 def run_stacked(
     surface: HookedModel, clean: CleanPass, variants: Sequence[Variant], columns: Tensor | None = None
 ) -> Tensor:
-    """Runs variants together, which come in the order in which they start.
+    """Runs variants together, which come in the order in which they start, those that start at a z last.
 
     Returns their outputs, one after the other, [variant * example pos out]; at `columns` only, where these are given.
     Raises `NotStacked` for the function of an edit that runs the model.
@@ -187,16 +203,23 @@ def run_stacked(
     model, size, busy = surface.model, len(clean.prompts), False
     starts = [variant.start for variant in variants]
     embedded = starts.count(_EMBEDDING)
+    # By hook, the numbers of the variants that join at a z.
+    at_z: dict[str, list[int]] = {}
+    for number, variant in enumerate(variants):
+        variant.changed, variant.unseen = False, {step.hook for step in variant.edits}
+        if variant.from_z:
+            at_z.setdefault(_Z.format(variant.start), []).append(number)
 
     def edited(hook: str, stack: Tensor) -> Tensor:
         """Returns an activation of the stack, with the edits of each variant in its own rows."""
         nonlocal busy
         if busy:
             raise NotStacked("an edit runs the model inside its run")
-        if hook in _EMBEDDINGS:
-            # Position embeddings may have one row for all examples.
-            stack = stack.expand(size * embedded, *stack.shape[1:])
+        # Position embeddings may have one row for all examples.
+        stack = stack.expand(size * embedded, *stack.shape[1:]) if hook in _EMBEDDINGS else stack
         pieces = list(stack.split(size))
+        if joining := at_z.get(hook):
+            pieces[joining[0] :] = [clean.z[hook]] * len(joining)
         busy = True
         for number, variant in enumerate(variants):
             if hook in variant.hooks:
@@ -204,28 +227,43 @@ def run_stacked(
         busy = False
         return torch.cat(pieces)
 
-    for variant in variants:
-        variant.changed, variant.unseen = False, {step.hook for step in variant.edits}
-    hooks = dict.fromkeys(chain.from_iterable(variant.hooks for variant in variants))
-    with hooks_on(model, (surface.on_forward(hook, partial(edited, hook)) for hook in hooks)):
+    hooks = dict.fromkeys(chain(at_z, *(variant.hooks for variant in variants)))
+    attentions = (
+        model.get_submodule(hook.removesuffix(".hook_z")).register_forward_pre_hook(
+            partial(_take_first_rows, joining[0] * size, (joining[-1] + 1) * size), with_kwargs=True
+        )
+        for hook, joining in at_z.items()
+    )
+    edits = (surface.on_forward(hook, partial(edited, hook)) for hook in hooks)
+    with hooks_on(model, chain(attentions, edits)):
         stream: Tensor | None = None
         if embedded:
             tokens, given = surface.inputs(clean.prompts.repeated(embedded))
             stream = model(tokens, stop_at_layer=0, **given)
         for start, stop in pairwise([*sorted({max(0, start) for start in starts}), surface.n_layers]):
-            joining = [clean.streams[start]] * starts.count(start)
-            stream = torch.cat(joining if stream is None else [stream, *joining])
+            joined = [clean.streams[start]] * starts.count(start)
+            stream = torch.cat(joined if stream is None else [stream, *joined])
             copies = len(stream) // size
             arguments = {name: torch.cat([one] * copies) for name, one in clean.block_arguments.items()}
             stream = model(stream, start_at_layer=start, stop_at_layer=stop, **arguments)
         assert stream is not None
-        if columns is None:
-            output: Tensor = model(stream, start_at_layer=surface.n_layers)
-        elif any(hook.startswith("ln_final.") for hook in hooks):  # whose edits count positions
-            output = model(stream, start_at_layer=surface.n_layers)[:, columns]
-        else:
-            output = model(stream[:, columns], start_at_layer=surface.n_layers)
-    return output
+        # Edits at the last norm count all positions.
+        cut = columns is not None and not any(hook.startswith("ln_final.") for hook in hooks)
+        output: Tensor = model(stream[:, columns] if cut else stream, start_at_layer=surface.n_layers)
+    return output if columns is None or cut else output[:, columns]
+
+
+def _take_first_rows(
+    count: int, total: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Leaves all rows but the first out of the arguments of a module that have `total` rows, as a hook before it; one
+    stays at least, as not every module can run on none.
+    """
+    given = dict(kwargs)
+    for name, x in kwargs.items():
+        if isinstance(x, Tensor) and x.shape[:1] == (total,):
+            given[name] = x[: max(1, count)]
+    return args, given
 
 
 def _edited_piece(

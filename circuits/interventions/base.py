@@ -170,9 +170,9 @@ class Replacement(ABC):
         """Returns the clean passes it needs; their results arrive under the same names in `HookContext.references`."""
         return {}
 
-    def on(self, surface: HookedModel, label: str) -> Replacement:
+    def on(self, surface: HookedModel, owner: Intervention) -> Replacement:
         """Returns the replacement for one model, with texts as its tokens; refuses a model in which it would have
-        another meaning.
+        another meaning. Messages name its owner.
         """
         return self
 
@@ -198,7 +198,7 @@ class Replacement(ABC):
 class ActivationEdit:
     """One hook of one model, the part of its activation that is replaced, and the replacement."""
 
-    label: str
+    owner: Intervention
     hook: str
     kind: SiteKind
     layer: int | None
@@ -207,6 +207,11 @@ class ActivationEdit:
     groups: bool = False  # whether `heads` are numbers of key-value groups
     neurons: tuple[int, ...] | None = None
     positions: Positions | Span | Snapshot | None = None
+
+    @property
+    def label(self) -> str:
+        """The intervention, for messages."""
+        return self.owner.label
 
     def selected(
         self, current: Tensor, rows: slice | Tensor | None, total: int | None, decode_step: DecodeStep = WHOLE

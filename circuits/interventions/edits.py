@@ -90,11 +90,11 @@ class Edit(Intervention):
 
     def plan(self, surface: HookedModel) -> tuple[ActivationEdit, ...]:
         """Returns a write for each hook of the edit's places; refuses those that the model lacks and must have."""
-        replacement = self.replacement.on(surface, self.label)
+        replacement = self.replacement.on(surface, self)
         with prefix_error_messages(self.name):
             return tuple(
                 ActivationEdit(
-                    self.label,
+                    self,
                     hook,
                     kind := place.site.kind,
                     layer,

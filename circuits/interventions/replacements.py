@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError, prefix_error_messages
-from circuits.interventions.base import ActivationEdit, HookContext, MeanOverExamples, Reference, Replacement
+from circuits.interventions.base import (
+    ActivationEdit,
+    HookContext,
+    Intervention,
+    MeanOverExamples,
+    Reference,
+    Replacement,
+)
 from circuits.model.hooked_model import HookedModel
 from circuits.model.inputs import check_no_padding, parse_prompts, tokenise_for_model
 from circuits.model.prompts import Given, Prompts, broadcast_mask, check_pair, gather_columns, own_positions
@@ -64,10 +71,10 @@ class _FromPrompts(Replacement):
         assert isinstance(self.given, Prompts)  # texts have become tokens when the edit was planned
         return self.given
 
-    def on(self, surface: HookedModel, label: str) -> Replacement:
-        with prefix_error_messages(label):
+    def on(self, surface: HookedModel, owner: Intervention) -> Replacement:
+        with prefix_error_messages(owner.label):
             found = replace(self, given=tokenise_for_model(self.given, surface, self.role))
-        found.check(surface, label)
+        found.check(surface, owner.label)
         return found
 
     def check(self, surface: HookedModel, label: str) -> None:
@@ -104,7 +111,7 @@ class Mean(_FromPrompts):
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns the mean, at each row's own positions where it is taken by position."""
         mean, known, step = context.reference("mean", current), self.prompts.lengths, context.decode_step
-        pooled, kind, label = self.over == "batch,pos", context.write.kind, context.write.label
+        pooled, kind = self.over == "batch,pos", context.write.kind
         if pooled or not (self.prompts.padded or step.open or step.real is not None):
             check_shape(mean, current, context.write, "reference", pooled)
             return mean
@@ -114,12 +121,13 @@ class Mean(_FromPrompts):
             check_reach(step.own(current.shape[kind.query_axis]), longest, current, context, "reference")
         elif int(lengths.max()) > int(longest):
             raise CircuitsError(
-                f"{label}: the reference has prompts of up to {int(longest)} tokens, the run one of "
+                f"{context.write.label}: the reference has prompts of up to {int(longest)} tokens, the run one of "
                 f"{int(lengths.max())}; there is no mean at its last positions"
             )
         if "key" in kind.axes and len({*lengths.tolist(), *known.tolist()}) > 1 and not context.run.causal:
             raise CircuitsError(
-                f"{label}: queries of prompts of unequal length see different keys; give prompts of one length"
+                f"{context.write.label}: queries of prompts of unequal length see different keys; give prompts of one "
+                "length"
             )
         return select_own_positions(mean, own_positions(real), longest, current, real, context)
 
@@ -279,13 +287,14 @@ class Uniform(Replacement):
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns patterns that spread each query evenly over the chosen keys that it may see."""
-        label = context.write.label
         scores = context.run.reads.pop((id(context.write), "scores"), None)
         if scores is None:
-            raise CircuitsError(f"{label}: no attention scores were seen, so the visible keys are unknown")
+            raise CircuitsError(
+                f"{context.write.label}: no attention scores were seen, so the visible keys are unknown"
+            )
         chosen = may_see = visible(scores)
         if self.keys is not None:
-            step = context.decode_step
+            step, label = context.decode_step, context.write.label
             # The keys of a call end where its queries do; a sliding cache has dropped the first of them.
             end = step.start + current.shape[-2] if step.open else current.shape[-1]
             of_keys = replace(step, start=end - current.shape[-1], whole=True)

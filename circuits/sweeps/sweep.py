@@ -168,10 +168,10 @@ class ModelSweep:
         self.here = replace(self.metric.at(rows), model=None)
         stacked = sorted(
             (index for index, one in enumerate(self.variants) if one.alone is None),
-            key=lambda index: self.variants[index].start,
+            key=lambda index: (self.variants[index].start, self.variants[index].from_z),
         )
-        starts = {self.variants[index].start for index in stacked}
-        clean = clean_pass(self.surface, self.prompts, rows, starts, self.references.results)
+        together = [self.variants[index] for index in stacked]
+        clean = clean_pass(self.surface, self.prompts, rows, together, self.references.results)
         # A model may overwrite its output in the next run.
         self.clean = _checked(clean.output, self.here.kept, BASELINE).clone()
         self.scale = self.clean.masked_fill(~self.clean.isfinite(), 0.0).abs().max()

@@ -229,8 +229,9 @@ def tabulate(
             rows.append({"engine": measured.engine, **run, **row, **common})
     order = {name: at for at, name in enumerate(dict.fromkeys([*described, *(r["variant"] for r in rows)]))}
     rows.sort(key=lambda row: (order[row["variant"]], -1 if row.get("draw") is None else row["draw"]))
+    for row, adjusted in zip(rows, holm(np.array([row["p_value"] for row in rows])), strict=True):
+        row["p_adjusted"] = adjusted
     frame = _frame(rows, COLUMNS)
-    frame["p_adjusted"] = holm(frame["p_value"].to_numpy(dtype=float))
     settings = resampling | settings | {"level": LEVEL}
     return SweepResult(frame, _frame(unedited, BASELINE_COLUMNS), described, settings)
 

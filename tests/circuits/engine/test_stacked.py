@@ -70,7 +70,7 @@ def test_what_shares_forwards_is_what_runs_alone(hooked_only, name, dtype):
 
 
 def test_each_variant_runs_the_blocks_from_its_first_edit_on(make_model, hooked_only):
-    """Three heads in each of three blocks: rows by block, the clean pass first."""
+    """Three heads in each of three blocks: rows by attention, the clean pass first; at z itself one row would do."""
     model = make_model(0, hooked_only, n_layers=LAYERS)
     rows = {layer: [] for layer in range(LAYERS)}
     for layer in range(LAYERS):
@@ -88,12 +88,14 @@ def test_each_variant_runs_the_blocks_from_its_first_edit_on(make_model, hooked_
     variants = ablate.each(ablate.zero, [(layer, head) for layer in range(LAYERS) for head in range(3)])
     found = sweep(model, TOKENS, variants, metric)
     assert set(found.frame["engine"]) == {"fast"}
-    assert rows == {0: [5, 15], 1: [5, 30], 2: [5, 45]}
+    assert rows == {0: [5, 1], 1: [5, 15], 2: [5, 30]}
     rows.update({layer: [] for layer in rows})
     # Two variants of five examples in a forward.
     sweep(model, TOKENS, variants, metric, batch_size=10)
-    assert sum(rows[0]) == 5 + 15
     assert max(rows[2]) == 10
+    rows.update({layer: [] for layer in rows})
+    sweep(model, TOKENS, variants | {"q": ablate.zero("q.1")}, metric)
+    assert rows == {0: [5, 1], 1: [5, 20], 2: [5, 35]}
 
 
 def test_logits_are_computed_where_they_are_read(make_model, hooked_only):
