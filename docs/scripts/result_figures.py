@@ -174,7 +174,8 @@ def learning_coefficient() -> Any:
             look = {"line": {"color": colour, "width": 2}, "marker": {"size": 5}, "mode": "lines+markers"}
             figure.add_scatter(x=rows["step"], y=values, name=name, showlegend=at == 1, **look, row=1, col=at)
     laid_out(figure, "", 300)
-    figure.update_xaxes(title={"text": ""}).update_xaxes(title={"text": "training step"}, col=2)
+    figure.update_xaxes(title={"text": ""}, tickvals=[0, 1_000, 2_000], range=[0, 2_550])
+    figure.update_xaxes(title={"text": "training step"}, col=2)
     return figure.update_layout(margin_t=30)
 
 
