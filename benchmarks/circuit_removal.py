@@ -34,7 +34,7 @@ from alternatives.ranking import Problem, first, spending
 from circuit_problems import candidates
 
 from circuits import circuit
-from circuits.circuit._measurement import Examples, Measurement
+from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup
 
 #: Blocks that are measured in a round, and the share of what is left that goes in it.
 BLOCKS, SHARE = 20, 0.2
@@ -96,11 +96,11 @@ def rank(path: Path, arm: str) -> None:
     assert set(order) == set(candidates(model))
     with spending(model, len(base)) as spent:
         rows = torch.arange(len(base))
-        examples = Examples.read("removal", model, base, source, metric, rows, "resample")
-        runs = Measurement.of(examples, None, 0, 1)
+        examples = PatchSetup.parse("removal", model, base, source, metric, rows, "resample")
+        runs = CircuitRunner.of(examples, None, 0, 1)
 
         def faithfulness(kept: list[str]) -> float:
-            measured = runs.of_circuit(circuit.edges(kept, model))
+            measured = runs.measure_circuit(circuit.edges(kept, model))
             return float(next(runs.faithfulness([measured]))[1].share[0])
 
         found = joint_ranking(order, faithfulness, remove, best)

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from circuits.interventions.apply import Activations, cache, intervene, run
     from circuits.interventions.base import Intervention
     from circuits.interventions.edits import edit
-    from circuits.interventions.grids import Draws, draws, grid
+    from circuits.interventions.intervention_grids import Draws, draws, grid
     from circuits.logit_lens import DirectAttribution, Lens, lens
     from circuits.model.check import check
     from circuits.model.heads import Head, KeyValueGroup, heads
-    from circuits.model.inputs import prompts
+    from circuits.model.prompt_parsing import prompts
     from circuits.model.prompts import Prompts
     from circuits.model.sae import splice
     from circuits.model.sites import Site
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from circuits.sweeps.logit_difference import logit_difference
     from circuits.sweeps.prompt_pairs import PromptPairs, read_prompts
     from circuits.sweeps.sweep import compare, sweep
-    from circuits.sweeps.table import SweepResult
+    from circuits.sweeps.sweep_result import SweepResult
 
 #: Of `interp-tasks` and of `interp-circuits`.
 __version__ = "0.2.0"
@@ -66,11 +66,11 @@ _NAMES = {
     "interventions.apply": "Activations cache intervene run",
     "interventions.base": "Intervention",
     "interventions.edits": "edit",
-    "interventions.grids": "Draws draws grid",
+    "interventions.intervention_grids": "Draws draws grid",
     "logit_lens": "DirectAttribution Lens lens",
     "model.check": "check",
     "model.heads": "Head KeyValueGroup heads",
-    "model.inputs": "prompts",
+    "model.prompt_parsing": "prompts",
     "model.prompts": "Prompts",
     "model.sae": "splice",
     "model.sites": "Site",
@@ -78,7 +78,7 @@ _NAMES = {
     "sweeps.logit_difference": "logit_difference",
     "sweeps.prompt_pairs": "PromptPairs read_prompts",
     "sweeps.sweep": "compare sweep",
-    "sweeps.table": "SweepResult",
+    "sweeps.sweep_result": "SweepResult",
 }
 
 

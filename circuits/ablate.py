@@ -18,18 +18,18 @@ from typing import Any, cast
 import numpy as np
 
 from circuits.errors import CircuitsError
-from circuits.interventions import grids
+from circuits.interventions import intervention_grids
 from circuits.interventions.base import Intervention, Replacement
 from circuits.interventions.edits import (
     Edit,
     MeanUnderEdit,
+    parse_heads_at,
     parse_keys,
     parse_place,
-    parse_places,
     parse_query_positions,
-    parse_what,
+    parse_target,
 )
-from circuits.interventions.fitted_functions import (
+from circuits.interventions.fitted_removal import (
     DIRECTIONS,
     RemoveFitted,
     class_functions,
@@ -37,13 +37,13 @@ from circuits.interventions.fitted_functions import (
 )
 from circuits.interventions.replacements import Mean, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
-from circuits.model.inputs import parse_given
+from circuits.model.prompt_parsing import parse_tokens_or_texts
 from circuits.model.prompts import Texts
 from circuits.model.sites import Site
 from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
 from circuits.tensors import Snapshot, parse_numbers
 from circuits.validate import (
-    answers_former_names,
+    check_renamed_args,
     is_whole,
     parse_choice,
     parse_indices,
@@ -68,7 +68,7 @@ __all__ = [
 __dir__ = __all__.copy
 
 
-@answers_former_names
+@check_renamed_args
 def uniform(heads: HeadsLike, keys: PositionsLike = None, *, positions: PositionsLike = None) -> Edit:
     """Makes attention uniform: pattern[batch, head, query, key] := 1 / (number of keys this query may see).
 
@@ -82,11 +82,11 @@ def uniform(heads: HeadsLike, keys: PositionsLike = None, *, positions: Position
     2024 (arXiv:2410.22244, section 3.1.2: all attention weights := 1/n²).
     """
     caller = "ablate.uniform"
-    places = parse_places(heads, "pattern", caller)
+    places = parse_heads_at(heads, "pattern", caller)
     return Edit(caller, places, Uniform(parse_keys(keys, caller)), parse_query_positions(positions, caller))
 
 
-@answers_former_names
+@check_renamed_args
 def mean_pattern(
     heads: HeadsLike, reference: TokensLike, of: str = "unedited", *, positions: PositionsLike = None
 ) -> Edit:
@@ -103,8 +103,8 @@ def mean_pattern(
             example edits the reference, too, and needs as many rows as it has examples.
     """
     caller = "ablate.mean_pattern"
-    places = parse_places(heads, "pattern", caller)
-    tokens = parse_given(reference, caller, "reference")
+    places = parse_heads_at(heads, "pattern", caller)
+    tokens = parse_tokens_or_texts(reference, caller, "reference")
     query_positions = parse_query_positions(positions, caller)
     if parse_choice(of, ("unedited", "edited"), caller, "of") == "unedited":
         return Edit(caller, places, Mean(tokens), query_positions)
@@ -112,7 +112,7 @@ def mean_pattern(
     return Edit(caller, places, replacement, query_positions)
 
 
-@answers_former_names
+@check_renamed_args
 def zero(what: PlacesLike, *, positions: PositionsLike = None) -> Edit:
     """Sets activations to zero: z for heads, the activation itself for a site, z and mlp_post for a layer.
 
@@ -121,7 +121,7 @@ def zero(what: PlacesLike, *, positions: PositionsLike = None) -> Edit:
     return _make_ablation_edit("ablate.zero", what, Zero(), positions)
 
 
-@answers_former_names
+@check_renamed_args
 def mean(
     what: PlacesLike,
     reference: TokensLike,
@@ -147,7 +147,7 @@ def mean(
         raise CircuitsError(
             f'{caller}: reference_positions= are whole numbers or a slice, and go with over="batch,pos"'
         )
-    replacement = Mean(parse_given(reference, caller, "reference"), over, at)
+    replacement = Mean(parse_tokens_or_texts(reference, caller, "reference"), over, at)
     made = _make_ablation_edit(caller, what, replacement, positions)
     if over == "batch,pos" and any("query" in place.site.kind.axes for place in made.places):
         raise CircuitsError(
@@ -157,7 +157,7 @@ def mean(
     return made
 
 
-@answers_former_names
+@check_renamed_args
 def resample(what: PlacesLike, source: TokensLike, seed: int = 0, *, positions: PositionsLike = None) -> Edit:
     """Replaces activations by another example's: row i takes row d(i) of `source` [batch pos].
 
@@ -169,7 +169,7 @@ def resample(what: PlacesLike, source: TokensLike, seed: int = 0, *, positions: 
     return _make_ablation_edit(caller, what, _make_resample_replacement(source, seed, caller), positions)
 
 
-@answers_former_names
+@check_renamed_args
 def noise(what: PlacesLike, scale: float, seed: int = 0, *, positions: PositionsLike = None) -> Edit:
     """Adds Gaussian noise of standard deviation `scale` to activations, at z to each head's output.
 
@@ -182,7 +182,7 @@ def noise(what: PlacesLike, scale: float, seed: int = 0, *, positions: Positions
     return _make_ablation_edit(caller, what, Noise(float(scale), parse_seed(seed, caller)), positions)
 
 
-@answers_former_names
+@check_renamed_args
 def all_but(
     heads: HeadsLike,
     how: str = "mean",
@@ -202,7 +202,7 @@ def all_but(
             does).
     """
     caller = "ablate.all_but"
-    (place,) = parse_places(heads, "z", caller)
+    (place,) = parse_heads_at(heads, "z", caller)
     kept = place.heads
     if kept is None or kept.heads is None:
         raise CircuitsError(f"{caller}: heads {heads!r} are all there are; name those to keep")
@@ -214,7 +214,7 @@ def all_but(
     return Edit(caller, (others,), replacement, parse_query_positions(positions, caller))
 
 
-@answers_former_names
+@check_renamed_args
 def neurons(
     layer: int,
     neurons: IndicesLike,
@@ -242,7 +242,7 @@ def neurons(
     return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
 
 
-@answers_former_names
+@check_renamed_args
 def features(
     site: SiteLike,
     features: IndicesLike,
@@ -273,7 +273,7 @@ def features(
     return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
 
 
-@answers_former_names
+@check_renamed_args
 def frequencies(
     site: SiteLike,
     keys: IndicesLike,
@@ -320,7 +320,7 @@ def frequencies(
     return Edit(caller, (place,), RemoveFitted(functions, keep), parse_query_positions(positions, caller))
 
 
-@answers_former_names
+@check_renamed_args
 def classes(
     site: SiteLike,
     classes: IndicesLike,
@@ -351,7 +351,7 @@ def classes(
 
 def _make_ablation_edit(caller: str, what: Any, replacement: Replacement, positions: Any) -> Edit:
     """Returns an edit of heads, a site or a layer."""
-    return Edit(caller, parse_what(what, caller), replacement, parse_query_positions(positions, caller))
+    return Edit(caller, parse_target(what, caller), replacement, parse_query_positions(positions, caller))
 
 
 def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) -> Replacement:
@@ -363,12 +363,12 @@ def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) 
         if value is not None and how != needed:
             raise CircuitsError(f"{caller}: {name}= goes with how={needed!r}, here how={how!r}")
     if how == "mean":
-        return Mean(parse_given(reference, caller, "reference"))
+        return Mean(parse_tokens_or_texts(reference, caller, "reference"))
     return _make_resample_replacement(source, seed, caller) if how == "resample" else Zero()
 
 
 def _make_resample_replacement(source: Any, seed: int, caller: str) -> Resample:
-    given = parse_given(source, caller, "source")
+    given = parse_tokens_or_texts(source, caller, "source")
     shape = [len(given.texts)] if isinstance(given, Texts) else list(given.shape)
     if shape[0] < 2:
         raise CircuitsError(f"{caller}: the source needs at least 2 examples, it is {shape}")
@@ -388,4 +388,4 @@ def each(
     `circuits.grid` does the same over several arguments at once, by their names.
     """
     argument = next(iter(inspect.signature(make).parameters), "item")
-    return cast(dict[str, Intervention], grids.grid(make, {argument: items}, **arguments))
+    return cast(dict[str, Intervention], intervention_grids.grid(make, {argument: items}, **arguments))

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import HookContext, Replacement
+from circuits.interventions.clean_and_edited_runs import find_nontoken_argument
 from circuits.interventions.edits import Edit, Place
-from circuits.interventions.grids import Draws
-from circuits.interventions.grids import draws as draw_variants
-from circuits.interventions.model_runs import find_context_argument
+from circuits.interventions.intervention_grids import Draws
+from circuits.interventions.intervention_grids import draws as draw_variants
 from circuits.model.sites import Site
 from circuits.model.types import IndicesLike
 from circuits.tensors import dense_if_array
@@ -44,7 +44,7 @@ class Permuted(Replacement):
                 f"{context.write.label}: the permutation has {len(order)} rows, the run {length} positions; "
                 f"give one of 0-{length - 1}"
             )
-        other_rows = "padding" if context.mask is not None else find_context_argument(context.run.given)
+        other_rows = "padding" if context.mask is not None else find_nontoken_argument(context.run.given)
         if other_rows is None and bool((current != current[:1]).any()):
             other_rows = "examples that read different rows"
         if other_rows is not None:

@@ -25,15 +25,15 @@ from circuits.figures import panels
 from circuits.figures.export import picture, save
 from circuits.figures.layout import draw, titled, untitled
 from circuits.figures.panels import Series
-from circuits.figures.results import SIGNED, attention_figure, by_head, heads_figure
+from circuits.figures.results import SIGNED, attention_figure, heads_figure, pivot_by_head
 from circuits.fourier import Bands, Spectrum
 from circuits.fourier import spectrum as measure_spectrum
 from circuits.model.types import ArrayLike, Figure
 from circuits.patterns import Maps
-from circuits.sweeps.table import SweepResult
+from circuits.sweeps.sweep_result import SweepResult
 from circuits.tables import chosen_metrics
 from circuits.tensors import parse_numbers
-from circuits.validate import index_by_text
+from circuits.validate import stringify_keys
 
 __all__ = ["attention", "curve", "heads", "picture", "save", "spectrum", "titled", "untitled"]
 __dir__ = __all__.copy
@@ -120,7 +120,7 @@ def _maps_of_table(
     if rows.empty or rows.duplicated([*by, "layer", "head"]).any():
         raise CircuitsError("plots.heads: a table with one row per head, metric and checkpoint is needed")
     parts = rows.groupby(by, sort=False, dropna=False) if by else [((), rows)]
-    return {"<br>".join(map(str, name)): by_head(part, column) for name, part in parts}
+    return {"<br>".join(map(str, name)): pivot_by_head(part, column) for name, part in parts}
 
 
 def _map_of_array(values: Any) -> pd.DataFrame:
@@ -174,7 +174,7 @@ def curve(
     if isinstance(data, pd.DataFrame):
         series = _curves_of_table(data, x, y, by)
     elif isinstance(data, Mapping):
-        named = index_by_text(data, "plots.curve", "curves")
+        named = stringify_keys(data, "plots.curve", "curves")
         series = {name: _curve_of_arrays(name, values) for name, values in named.items()}
     else:
         raise CircuitsError(f"plots.curve: a table, or name -> numbers, is needed; got {type(data).__name__}")

@@ -49,7 +49,7 @@ def _cached_draws(draw: Draw, seed: int, stream: int, count: int, examples: int)
     return drawn.T.astype(np.min_scalar_type(examples), order="C")
 
 
-def _weights(rng: np.random.Generator, count: int, examples: int) -> np.ndarray:
+def _bootstrap_counts(rng: np.random.Generator, count: int, examples: int) -> np.ndarray:
     """Returns how often each example is in a resample, [draw example]."""
     return rng.multinomial(examples, np.full(examples, 1 / examples), size=count)
 
@@ -92,7 +92,7 @@ def summarise(
     resampled = bootstrap(sums, counts, seed, draws)
     paired = (resampled, resampled - resampled[:, :1], ratio(resampled, resampled[:, :1]))
     # All at once, as a call takes longer than its work where there are few series.
-    bounds = interval(np.concatenate(paired, axis=-1), level)
+    bounds = percentiles(np.concatenate(paired, axis=-1), level)
     (low, effect_low, share_low), (high, effect_high, share_high) = (np.split(bound, 3) for bound in bounds)
     # Where the denominator may be 0 no interval of the ratio has both ends (Fieller 1954), and percentiles of resamples
     # cover it far less often than they say; but a ratio that is the same in all resamples is known.
@@ -104,7 +104,7 @@ def summarise(
             np.full_like(value, np.nan) for _ in range(6)
         )
     effect, share = value - value[:1], ratio(value, value[:1])
-    p_value = sign_flip(sums, counts, seed, flips)
+    p_value = sign_flip_p_values(sums, counts, seed, flips)
     # Changes that cancel in the mean are an effect of 0, not none.
     same = (sums == sums[0]).all(1) & (counts == counts[0]).all(1) & counts[0].any()
     return Summary(
@@ -129,12 +129,12 @@ def flips_are_all(examples: int, flips: int) -> bool:
 def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np.ndarray:
     """Returns pooled ratios [draws series] of resamples of examples that are the same for every series."""
     series, examples = sums.shape
-    resamples = _blocks(seed, _weights, 1, draws, examples, _BLOCK // max(1, examples, series))
+    resamples = _blocks(seed, _bootstrap_counts, 1, draws, examples, _BLOCK // max(1, examples, series))
     blocks = [ratio(sums @ weights, counts @ weights) for weights in resamples]
     return np.concatenate(blocks, axis=-1).T
 
 
-def sign_flip(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np.ndarray:
+def sign_flip_p_values(sums: np.ndarray, counts: np.ndarray, seed: int, flips: int) -> np.ndarray:
     """Returns two-sided p-values [series] of the difference of each series from series 0.
 
     Under the null the edited and the unedited result of an example are exchangeable: each flip swaps the
@@ -178,7 +178,7 @@ def holm(p_values: np.ndarray) -> np.ndarray:
     return adjusted
 
 
-def least_adjusted(tests: int, examples: int, flips: int) -> float:
+def min_adjusted_p(tests: int, examples: int, flips: int) -> float:
     """Returns the smallest Holm-adjusted p-value that the first of so many sign-flip tests can have, at most 1."""
     exhaustive = flips_are_all(examples, flips)
     # Of all flips two are as extreme as can be: no pair swapped, and every pair.
@@ -188,12 +188,12 @@ def least_adjusted(tests: int, examples: int, flips: int) -> float:
 def least_p_notes(p_values: np.ndarray, examples: int, flips: int) -> list[str]:
     """Returns a line where adjusted p-values cannot come below 0.05 whatever the effects, with what would do."""
     tests = int((~np.isnan(p_values)).sum())
-    least = least_adjusted(tests, examples, flips)
+    least = min_adjusted_p(tests, examples, flips)
     if least < ALPHA:
         return []
     needed = round(tests / ALPHA)
     wanted = [f"flips={needed}"] if needed > flips else []
-    if least_adjusted(tests, examples, max(flips, needed)) >= ALPHA:
+    if min_adjusted_p(tests, examples, max(flips, needed)) >= ALPHA:
         wanted.insert(0, f"{(2 * needed).bit_length()} examples")
     number = f"{tests} test{'' if tests == 1 else 's'}"
     return [
@@ -202,7 +202,7 @@ def least_p_notes(p_values: np.ndarray, examples: int, flips: int) -> list[str]:
     ]
 
 
-def interval(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+def percentiles(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns percentile bounds [*group series] of resamples [*group draws series]; NaN resamples are left out."""
     # Of NaN alone the bounds are NaN, without numpy's warning; nanquantile takes much longer.
     some = np.where(np.isnan(resampled).all(-2, keepdims=True), 0.0, resampled)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from circuits.errors import CircuitsError
-from circuits.statistics import LEVEL, interval
+from circuits.statistics import LEVEL, percentiles
 
 #: The most rows that `print` shows of a result.
 MOST_SHOWN = 40
@@ -29,7 +29,7 @@ def interval_columns(name: str, value: Any, drawn: np.ndarray) -> dict[str, Any]
     Args:
         drawn: the same in resamples of the examples, [draw] or [draw *series].
     """
-    bounds = interval(drawn.reshape(len(drawn), -1), LEVEL)
+    bounds = percentiles(drawn.reshape(len(drawn), -1), LEVEL)
     ends = (bound.reshape(drawn.shape[1:])[()] for bound in bounds)  # of one series a number
     return dict(zip(ci_columns(name), (value, *ends), strict=True))
 
@@ -47,11 +47,11 @@ def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame"
     if len(shown) > MOST_SHOWN:
         # One more than are shown, so that the gap between them is; texts of the others are not made.
         shown = pd.concat([shown[: MOST_SHOWN // 2 + 1], shown[-(MOST_SHOWN // 2) :]])
-    text = format_table_in_width(with_intervals(shown), shutil.get_terminal_size((WIDTH, 24)).columns)
+    text = format_table_in_width(inline_intervals(shown), shutil.get_terminal_size((WIDTH, 24)).columns)
     return f"{text}\n{rows}; .{name} has all {len(frame.columns)} columns"
 
 
-def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
+def inline_intervals(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns a table with the bounds of each number, `NAME_ci_low` and `NAME_ci_high`, in its column."""
     columns: dict[str, pd.Series] = {}
     for name in map(str, frame.columns):

@@ -221,7 +221,7 @@ def is_bool(number: Any) -> bool:
     return isinstance(number, bool | np.bool_) or (isinstance(number, Tensor) and number.dtype == torch.bool)
 
 
-def select_positions(positions: Positions, length: int, label: str, mask: Tensor | None = None) -> Tensor:
+def positions_to_mask(positions: Positions, length: int, label: str, mask: Tensor | None = None) -> Tensor:
     """Returns a boolean mask [length] that is true at `positions`; with the `mask` [batch length] of padding, [batch
     length], where positions count in each row's own tokens.
     """
@@ -234,10 +234,10 @@ def select_positions(positions: Positions, length: int, label: str, mask: Tensor
         chosen = torch.zeros(length, dtype=torch.bool)
         chosen[list(positions)] = True
         return chosen
-    return torch.zeros_like(mask).scatter(1, columns_of(positions, mask), True)
+    return torch.zeros_like(mask).scatter(1, positions_to_columns(positions, mask), True)
 
 
-def columns_of(positions: Positions, mask: Tensor) -> Tensor:
+def positions_to_columns(positions: Positions, mask: Tensor) -> Tensor:
     """Returns the columns [batch position] of positions that count in each row's own tokens."""
     own = torch.tensor(positions, device=mask.device)
     own = torch.where(own < 0, own + mask.sum(1, keepdim=True), own)

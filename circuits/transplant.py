@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention, WeightEdit
-from circuits.model.components import COMPONENTS, PARTS
 from circuits.model.edit_state import hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
 from circuits.model.supported import missing_weights_hint
 from circuits.model.types import IndicesLike
+from circuits.model.weight_components import COMPONENTS, PARTS
 from circuits.tensors import Snapshot, dense_if_array
 from circuits.validate import parse_indices
 
@@ -60,7 +60,7 @@ class Transplant(Intervention):
                     f"{self.label}: {name} is {list(value.shape)} in the source and {list(parameters[name].shape)} in "
                     "the model; shapes must be equal"
                 )
-        _check_shared(self.label, chosen, parameters)
+        _check_not_tied(self.label, chosen, parameters)
         return tuple(
             WeightEdit(self.label, part, layer, name, parameters[name], values[name])
             for name, (part, layer) in chosen.items()
@@ -155,7 +155,7 @@ def _tensors(source: Any, caller: str) -> dict[str, Any]:
     raise CircuitsError(f"{caller}: source must be a model or a state_dict, got {type(source).__name__}")
 
 
-def _check_shared(label: str, names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:
+def _check_not_tied(label: str, names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:
     """Refuses tied weights: one parameter under two names, or two that share memory."""
     for name in names:
         for other in parameters:

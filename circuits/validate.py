@@ -33,7 +33,7 @@ _FORMER = {
 }
 
 
-def answers_former_names(function: Callable[P, R]) -> Callable[P, R]:
+def check_renamed_args(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a public function: arguments by their former names are refused with a line that says what serves."""
 
     @wraps(function)
@@ -100,7 +100,7 @@ def parse_indices(given: Any, caller: str, name: str, least: int | None = 0) -> 
     return tuple(dict.fromkeys(map(int, found)))
 
 
-def index_by_text(given: Mapping[Any, Any], caller: str, kind: str) -> dict[str, Any]:
+def stringify_keys(given: Mapping[Any, Any], caller: str, kind: str) -> dict[str, Any]:
     """Returns the values by the text of their names, as tables have them; refuses two names of one text."""
     texts: dict[str, Any] = {}
     for name, value in given.items():

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.tensors import parse_numbers
-from circuits.validate import index_by_text
+from circuits.validate import stringify_keys
 
 __all__ = ["Partition", "adjusted", "explained", "partition", "total"]
 __dir__ = __all__.copy
@@ -98,7 +98,7 @@ def partition(values: ArrayLike, classes: Mapping[str, ArrayLike]) -> Partition:
         raise CircuitsError(f"{caller}: classes are a dict of names and whole numbers, one per example")
     kinds = {
         name: _read_classes(one, len(parsed), f"{caller}: {name}")
-        for name, one in index_by_text(classes, caller, "classes").items()
+        for name, one in stringify_keys(classes, caller, "classes").items()
     }
     # One function fewer than classes, as their sum is constant.
     blocks = [torch.nn.functional.one_hot(kind).double()[:, 1:] for kind in kinds.values()]

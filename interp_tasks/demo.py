@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import find_marks, resolve
 from interp_tasks.checkpoints.refs import task_of_run
+from interp_tasks.measurement.loaded_checkpoints import Examples, Progress, subjects
 from interp_tasks.measurement.result import Result, join, shown_table
 from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, read_runs
-from interp_tasks.measurement.subjects import Examples, Progress, subjects
 from interp_tasks.pages import (
     Column,
     Figure,
@@ -18,10 +18,10 @@ from interp_tasks.pages import (
     Section,
     Table,
     Text,
+    format_percent,
     number,
-    percent,
     step_labels,
-    stepped,
+    step_slider,
     with_interval,
 )
 
@@ -74,7 +74,7 @@ class ShippedRunOutcome:
         return row
 
     @property
-    def turn(self) -> str:
+    def drop_or_rise(self) -> str:
         """What the sudden change of its metric is: an error drops, a share of right answers rises."""
         return "drop" if self.log.direction == "down" else "rise"
 
@@ -100,12 +100,12 @@ def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) ->
     truth, hidden, made = complete_median_matrix(MATRIX_RUN, examples)
     matrices = {step: matrix_figure(truth, hidden, each) for step, each in made.items()}
     return Demo(
-        measured(MATRIX_RUN, [None], matrices, examples),
-        measured(MODULAR_RUN, [None, (0, 1)], draw_sum_attention(MODULAR_RUN, examples), examples),
+        measure_shipped_run(MATRIX_RUN, [None], matrices, examples),
+        measure_shipped_run(MODULAR_RUN, [None, (0, 1)], draw_sum_attention(MODULAR_RUN, examples), examples),
     )
 
 
-def measured(
+def measure_shipped_run(
     run: str, keys: Sequence[Sequence[int] | None], pictures: Mapping[int, Any], examples: Examples
 ) -> ShippedRunOutcome:
     """Returns what uniform attention in all heads does before and after a run's drop, over all keys or over some."""
@@ -119,7 +119,7 @@ def measured(
     return ShippedRunOutcome(log, task_of_run(log.described), width, join(results), pictures)
 
 
-def passes(model: Any, tokens: Any, **options: Any) -> list[Any]:
+def run_both(model: Any, tokens: Any, **options: Any) -> list[Any]:
     """Returns what a model makes of tokens as it is, and with uniform attention in all heads."""
     from circuits import ablate, run
 
@@ -150,7 +150,7 @@ def complete_median_matrix(
     hidden = median.extras["hidden"].numpy().reshape(shape)
     made = {
         subject.stored.step: [
-            each[0, :, 0].double().numpy().reshape(shape) for each in passes(subject.model, median.tokens)
+            each[0, :, 0].double().numpy().reshape(shape) for each in run_both(subject.model, median.tokens)
         ]
         for subject in subjects(f"{run}@all", examples)
     }
@@ -165,14 +165,14 @@ def draw_sum_attention(run: str, examples: Examples) -> dict[int, plotly.graph_o
         first, modulus = subject.batch[:1], subject.task.p  # type: ignore[union-attr]  # of modular addition
         made = [
             (int(output[0, -1, :modulus].argmax()), kept["pattern.0"][0, :, -1].double().numpy())
-            for output, kept in passes(subject.model, first.tokens, cache=["pattern.0"])
+            for output, kept in run_both(subject.model, first.tokens, cache=["pattern.0"])
         ]
         operands = first.extras["operands"][0].tolist()
         drawn[subject.stored.step] = attention_figure(operands, int(first.targets[0]), made)
     return drawn
 
 
-def guessing(outcome: ShippedRunOutcome) -> float:
+def error_of_guessing_zero(outcome: ShippedRunOutcome) -> float:
     """Returns the error of answering 0 at every blank: the variance of an entry, the plateau by theory."""
     return float(outcome.task.plateau_levels()["mse_masked"])
 
@@ -185,38 +185,38 @@ def summary(found: Demo) -> list[str]:
     )
     lines = [
         f"Matrix completion (Gopalani et al. 2024): error at the blanks of {matrices} matrices",
-        history(outcome, f"{number(guessing(outcome))} is guessing 0"),
-        line("", "as trained", "uniform attention", "published"),
-        *(moment(outcome.row(mark, "mse_masked"), mark, number, PUBLISHED[mark]) for mark in WHEN),
+        curve_sparkline(outcome, f"{number(error_of_guessing_zero(outcome))} is guessing 0"),
+        table_line("", "as trained", "uniform attention", "published"),
+        *(mark_line(outcome.row(mark, "mse_masked"), mark, number, PUBLISHED[mark]) for mark in WHEN),
         f"Modular addition (Nanda et al. 2023): right answers to {answers} sums mod {sums.task.p}",
-        history(sums, f"chance is {1 / sums.task.p:.1%}"),
-        line("", "as trained", "uniform attention", "over the numbers only"),
+        curve_sparkline(sums, f"chance is {1 / sums.task.p:.1%}"),
+        table_line("", "as trained", "uniform attention", "over the numbers only"),
     ]
     for mark in WHEN:
-        more = edited(sums.row(mark, "accuracy", OPERANDS), percent)
-        lines.append(moment(sums.row(mark, "accuracy"), mark, percent, more))
+        more = edited_value_text(sums.row(mark, "accuracy", OPERANDS), format_percent)
+        lines.append(mark_line(sums.row(mark, "accuracy"), mark, format_percent, more))
     return lines
 
 
-def moment(row: dict[str, Any], mark: str, shown: Callable[[float], str], more: str) -> str:
+def mark_line(row: dict[str, Any], mark: str, shown: Callable[[float], str], more: str) -> str:
     when = f"{WHEN[mark]}, step {row['step']:,}"
-    return line(when, shown(row["baseline"]), edited(row, shown), more)
+    return table_line(when, shown(row["baseline"]), edited_value_text(row, shown), more)
 
 
-def line(when: str, trained: str, edited: str, more: str) -> str:
+def table_line(when: str, trained: str, edited: str, more: str) -> str:
     return f"  {when:<19}{trained:<12}{edited:<25}{more}".rstrip()
 
 
-def edited(row: dict[str, Any], shown: Callable[[float], str]) -> str:
+def edited_value_text(row: dict[str, Any], shown: Callable[[float], str]) -> str:
     ends = row["value_ci_low"], row["value_ci_high"]
-    return with_interval(shown(row["value"]), *ends, share=shown is percent)
+    return with_interval(shown(row["value"]), *ends, share=shown is format_percent)
 
 
 #: Characters of a curve, lowest first, and how many of them it takes.
 BLOCKS, PLACES = "▁▂▃▄▅▆▇█", 24
 
 
-def history(outcome: ShippedRunOutcome, says: str) -> str:
+def curve_sparkline(outcome: ShippedRunOutcome, says: str) -> str:
     """Returns the drop metric over training as a row of blocks, and where its drop begins."""
     import numpy as np
 
@@ -236,9 +236,9 @@ def demo_page(found: Demo) -> Page:
     opening = Text(
         f"The first fills in the blanks of matrices, with an error of {number(blanks['baseline'])} after training. "
         "When every head is made to look at all positions equally (uniform attention) it errs by "
-        f"{number(blanks['value'])}; always answering 0 errs by {number(guessing(found.matrices))}. The second adds "
-        f"numbers: {answers['baseline']:.0%} of its answers are right, {answers['value']:.0%} under uniform attention. "
-        "Move the sliders to see how that came about."
+        f"{number(blanks['value'])}; always answering 0 errs by {number(error_of_guessing_zero(found.matrices))}. "
+        f"The second adds numbers: {answers['baseline']:.0%} of its answers are right, {answers['value']:.0%} under "
+        "uniform attention. Move the sliders to see how that came about."
     )
     closing = Text(
         "The curves come from the training logs; `interp-run demo` has just measured everything else, on two models "
@@ -250,7 +250,7 @@ def demo_page(found: Demo) -> Page:
 
 def matrix_chapter(outcome: ShippedRunOutcome) -> list[Section]:
     """Returns the chapter of the page about matrix completion."""
-    task, level, after = outcome.task, guessing(outcome), outcome.row("post", "mse_masked")
+    task, level, after = outcome.task, error_of_guessing_zero(outcome), outcome.row("post", "mse_masked")
     rows, columns = (len(axis.values) for axis in task.grid_axes())
     intro = (
         f"The model sees a {rows}×{columns} matrix of rank {task.rank} with about {task.p_mask:.0%} of its entries "
@@ -267,7 +267,7 @@ def matrix_chapter(outcome: ShippedRunOutcome) -> list[Section]:
     return [
         Text(intro, "Filling in the blanks of a matrix"),
         curve_figure(outcome, curves, level, "mean squared error", "Error over training", dotted),
-        Figure(over_steps(outcome), "A matrix, and what the model makes of it", picture),
+        Figure(step_slider_figure(outcome), "A matrix, and what the model makes of it", picture),
         *edited_sections(outcome),
     ]
 
@@ -287,7 +287,7 @@ def sum_chapter(outcome: ShippedRunOutcome) -> list[Section]:
     return [
         Text(intro, "Adding two numbers"),
         curve_figure(outcome, curves, chance, axis, "Right answers over training", dotted),
-        Figure(over_steps(outcome), "Attention of every head and the answer", looks, width=900),
+        Figure(step_slider_figure(outcome), "Attention of every head and the answer", looks, width=900),
         *edited_sections(outcome),
     ]
 
@@ -298,15 +298,17 @@ def edited_sections(outcome: ShippedRunOutcome) -> list[Section]:
     columns = [Column("checkpoint", "ref"), Column("step", "step"), *shown_table(frame)[1]]
     notes, name = " ".join(outcome.result.notes), f"demo-{outcome.task.name}"
     (drawn,) = outcome.result.figures()
-    title = f"With and without attention, before and after the {outcome.turn}"
+    title = f"With and without attention, before and after the {outcome.drop_or_rise}"
     return [replace(drawn, title=title), Table(frame, "All numbers", notes, columns, name, tall=True)]
 
 
-def over_steps(outcome: ShippedRunOutcome) -> plotly.graph_objects.Figure:
+def step_slider_figure(outcome: ShippedRunOutcome) -> plotly.graph_objects.Figure:
     """Returns the pictures behind a slider, which names the marks around the drop."""
     marks = find_marks(outcome.log.path, outcome.log.name)
-    named = {MARKS[mark].format(outcome.turn): step for mark, step in marks.items()}
-    return stepped(dict(zip(step_labels([*outcome.pictures], named), outcome.pictures.values(), strict=True)))
+    named = {MARKS[mark].format(outcome.drop_or_rise): step for mark, step in marks.items()}
+    return step_slider(
+        dict(zip(step_labels([*outcome.pictures], named), outcome.pictures.values(), strict=True))
+    )
 
 
 def curve_figure(
@@ -316,7 +318,7 @@ def curve_figure(
     from circuits.figures.layout import draw
 
     figure = draw([curves_panel(curves, axis, {next(iter(curves)): level})])
-    return Figure(figure, title, f"Bold: from onset to end of the {outcome.turn}. Dotted: {dotted}.")
+    return Figure(figure, title, f"Bold: from onset to end of the {outcome.drop_or_rise}. Dotted: {dotted}.")
 
 
 def matrix_figure(

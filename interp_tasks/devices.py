@@ -12,7 +12,7 @@ from interp_tasks.errors import UserError
 DEVICE = re.compile(r"cpu|(cuda|mps)(:\d+)?", re.ASCII)
 
 
-def check_written_device(device: str) -> str:
+def check_device_name(device: str) -> str:
     """Returns a text that can name a device, and refuses any other. Imports no torch."""
     if not DEVICE.fullmatch(device):
         raise UserError(f"--device {device!r}: write cpu, cuda, cuda:1 or mps")
@@ -40,7 +40,7 @@ def devices() -> list[str]:
 
 
 @contextlib.contextmanager
-def float32_products(*, rounded: bool) -> Iterator[None]:
+def float32_matmul_precision(*, rounded: bool) -> Iterator[None]:
     """Has CUDA devices round the factors of float32 products to tf32, or compute them as they are; restores what was
     set.
     """

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.texts import brief
+from interp_tasks.text_formatting import brief
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -118,7 +118,7 @@ def temporary_beside(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
     """Turns a refusal of the operating system into a `UserError` of one line that names the file."""
     try:
         yield
@@ -162,17 +162,17 @@ def write_together(files: Mapping[Path, str | bytes], stale: Collection[Path] = 
         for path, content in files.items():
             if path.is_dir():
                 raise UserError(f"cannot write {path}: it is a folder")
-            with writing(path):
+            with explain_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_synced(temporary[path], content.encode() if isinstance(content, str) else content)
         for path in stale:
-            with writing(path):
+            with explain_write_errors(path):
                 path.unlink(missing_ok=True)
         for path in files:
-            with writing(path):
+            with explain_write_errors(path):
                 os.replace(temporary[path], path)
         for folder in {path.parent for path in files}:
-            with writing(folder):
+            with explain_write_errors(folder):
                 sync_folder(folder)
     finally:
         for left in temporary.values():
@@ -186,11 +186,11 @@ def create_folder_atomically(path: Path) -> Iterator[Path]:
     """Fill the folder given; on a normal exit it is renamed to ``path``, on an exception it is gone."""
     check_path_is_free(path)
     temporary = temporary_beside(path)
-    with writing(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
     try:
-        with writing(path):
+        with explain_write_errors(path):
             yield temporary
             sync_folder(temporary)
             check_path_is_free(path)  # a rename would silently replace an empty folder

@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import is_checkpoint
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.heads import EACH, EACH_LAYER, chosen_heads, edit_heads, parse_limits
-from interp_tasks.measurement.result import run_sweep, shown_table, tidy, value_text
-from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, declared_by_run, read_runs
-from interp_tasks.measurement.subjects import (
+from interp_tasks.measurement.head_selection import (
+    EACH,
+    EACH_LAYER,
+    chosen_heads,
+    make_head_edits,
+    parse_edit_options,
+)
+from interp_tasks.measurement.loaded_checkpoints import (
     Examples,
     LoadedCheckpoint,
     Options,
@@ -25,6 +29,8 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     subjects,
 )
+from interp_tasks.measurement.result import run_sweep, shown_table, tidy, value_text
+from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, declared_by_run, read_runs
 from interp_tasks.pages import (
     Column,
     Figure,
@@ -32,10 +38,10 @@ from interp_tasks.pages import (
     Section,
     Table,
     Text,
+    format_percent,
     number,
-    percent,
     step_labels,
-    stepped,
+    step_slider,
     with_interval,
 )
 
@@ -169,7 +175,7 @@ class Report:
         if self.missing:
             sections.append(Text(self.missing))
         effects = self.effects()
-        ends = largest_effects(effects)
+        ends = effect_color_limits(effects)
         labels = step_labels(sorted({each.step for each in self.snapshots}), self.marks())
         for part in dict.fromkeys(each.part for each in self.snapshots):
             of_part, of = [each for each in self.snapshots if each.part == part], f", {part}" if part else ""
@@ -178,7 +184,7 @@ class Report:
             counts = together["n"].dropna().unique()
             examples = f"n = {int(counts[0]):,} examples." if len(counts) == 1 else ""
             (edited,) = figures(together.assign(variant=together["intervention"]), examples)
-            by_head = stepped(dict(zip(labels, effects_figures(of_part, ends), strict=True)))
+            by_head = step_slider(dict(zip(labels, effects_figures(of_part, ends), strict=True)))
             sections += [
                 replace(edited, title=f"All heads edited at once{of}"),
                 Figure(by_head, f"Effect of each head alone{of}", EFFECTS),
@@ -205,15 +211,15 @@ def report(run: str, **options: Unpack[Options]) -> Report:
     Returns:
         A :class:`Report`; ``page()`` is the page, to be written with ``write(path)``.
     """
-    found, examples = check_report(run, options), Examples.of(options)
-    log, curve, missing = read_training(found[0])
+    found, examples = resolve_report_refs(run, options), Examples.of(options)
+    log, curve, missing = read_training_log(found[0])
     snapshots = [snapshot(subject) for subject in subjects(found, examples)]
     config = {"run": run, "checkpoints": [each.ref for each in found], **examples.describe()}
     config["trained with"] = None if log is None else dict(log.config)
     return Report(found[0].run_name or run, snapshots, log, curve, missing, config)
 
 
-def check_report(run: str, options: Options) -> list[ResolvedCheckpoint]:
+def resolve_report_refs(run: str, options: Options) -> list[ResolvedCheckpoint]:
     """Returns the checkpoints that a report is of, by ascending step: of a run without ``@`` all.
 
     Raises:
@@ -227,7 +233,7 @@ def check_report(run: str, options: Options) -> list[ResolvedCheckpoint]:
     return resolve_refs(found, Examples.of(options))
 
 
-def read_training(checkpoint: ResolvedCheckpoint) -> tuple[Run | None, Curve | None, str]:
+def read_training_log(checkpoint: ResolvedCheckpoint) -> tuple[Run | None, Curve | None, str]:
     """Returns the log of a checkpoint's run, the curve of its task's metric, and what there is not, in words."""
     if checkpoint.run_path is None:
         return None, None, "A checkpoint on its own: no training curve, no drop."
@@ -244,9 +250,9 @@ def snapshot(subject: LoadedCheckpoint) -> Snapshot:
     import pandas
 
     from circuits import patterns
-    from interp_tasks.experiments._runs import at_checkpoint
+    from interp_tasks.experiments._runs import checkpoint_metric_rows
 
-    unedited = [] if subject.task is None else list(at_checkpoint(subject.stored.label, subject))
+    unedited = [] if subject.task is None else list(checkpoint_metric_rows(subject.stored.label, subject))
     part = str(subject.labels["ref"]).removeprefix(subject.stored.label).strip(" ()")
     maps = patterns.attention(subject.model, subject.tokens).mean.numpy()
     step, effects = int(subject.labels["step"]), effects_of(subject)
@@ -259,7 +265,7 @@ def effects_of(subject: LoadedCheckpoint) -> pandas.DataFrame:
     edits = {
         f"{mode} {label}": edit
         for mode in MODES
-        for label, edit in edit_heads(subject, mode, parse_limits(mode), chosen).items()
+        for label, edit in make_head_edits(subject, mode, parse_edit_options(mode), chosen).items()
     }
     task, metric = subject.task, None
     if task is not None:
@@ -282,7 +288,7 @@ def shown_metrics(names: Iterable[str], first: str) -> tuple[str, ...]:
 
 
 def metric_text(metric: str, value: float) -> str:
-    return percent(value) if "accuracy" in metric else number(value)
+    return format_percent(value) if "accuracy" in metric else number(value)
 
 
 def row_text(row: Mapping[Any, Any]) -> str:
@@ -313,7 +319,7 @@ def training_figure(run: Run, own: Curve) -> plotly.graph_objects.Figure:
     return draw(panels)
 
 
-def largest_effects(effects: pandas.DataFrame) -> dict[str, float]:
+def effect_color_limits(effects: pandas.DataFrame) -> dict[str, float]:
     """Returns by metric the end of the colours of effects of single heads, the same at every step."""
     sizes = effects[effects["head"].notna()].set_index("metric")["effect"].abs().groupby(level=0)
     return {
@@ -356,9 +362,9 @@ def attention_figure(snapshots: Sequence[Snapshot], labels: Sequence[str]) -> pl
     count, most = len(snapshots), max(2, MOST_NUMBERS // snapshots[0].maps.size)
     places = np.linspace(0, count - 1, min(count, most)).round().astype(int)
     maps = {labels[place]: torch.as_tensor(snapshots[place].maps) for place in places}
-    largest = max(map(results.largest_choice, maps.values()))
+    largest = max(map(results.max_nontrivial_attention, maps.values()))
     names = position_labels(snapshots[0].task, snapshots[0].maps.shape[-1])
-    return stepped(
+    return step_slider(
         {label: results.attention_figure(mean, names, {}, "", largest) for label, mean in maps.items()}
     )
 

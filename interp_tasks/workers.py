@@ -20,7 +20,7 @@ from interp_tasks.errors import Stopped
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
-class QuietProcess(SpawnProcess):
+class NoSigintProcess(SpawnProcess):
     """A process that never sees Ctrl-C, not even while it starts: its parent answers that."""
 
     def start(self) -> None:
@@ -31,10 +31,10 @@ class QuietProcess(SpawnProcess):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class QuietContext(SpawnContext):
+class NoSigintContext(SpawnContext):
     """Starts processes that never see Ctrl-C."""
 
-    Process = QuietProcess
+    Process = NoSigintProcess
 
 
 class SerialExecutor(Executor):
@@ -47,7 +47,7 @@ class SerialExecutor(Executor):
 
 
 @contextlib.contextmanager
-def pool_of(jobs: int) -> Iterator[Executor]:
+def executor_for_jobs(jobs: int) -> Iterator[Executor]:
     """Yields what does so many calls at a time, which share the cores; one of them in this process."""
     if jobs == 1:
         yield SerialExecutor()
@@ -64,14 +64,14 @@ def worker_pool(processes: int, threads: int | None = None) -> Iterator[ProcessP
         threads: of torch in each; ``None``: torch's default.
     """
     # Not "fork", which would copy torch's threads in an unknown state.
-    pool = ProcessPoolExecutor(processes, QuietContext(), begin_worker, (threads,))
+    pool = ProcessPoolExecutor(processes, NoSigintContext(), init_worker, (threads,))
     try:
-        with signals_raised():
+        with raise_on_signals():
             yield pool
     except BaseException:
         # Not to wait for work that nobody will read; a run that trains goes on where it was stored.
         for worker in active_children():
-            if isinstance(worker, QuietProcess):
+            if isinstance(worker, NoSigintProcess):
                 worker.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
@@ -79,7 +79,7 @@ def worker_pool(processes: int, threads: int | None = None) -> Iterator[ProcessP
 
 
 @contextlib.contextmanager
-def signals_raised() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """Raises :class:`Stopped` on SIGTERM and SIGHUP, where nobody else answers them."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -100,7 +100,7 @@ def signals_raised() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def begin_worker(threads: int | None) -> None:
+def init_worker(threads: int | None) -> None:
     """Silences warnings, and ends this process with its parent: what it writes would stay locked."""
     parent = parent_process()
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from tasks.errors import TaskError
-from tasks.hooked import construct, hooked_config, initialise
+from tasks.model_construction import construct, hooked_config, init_params
 from tasks.seeds import constant, moved
 from tasks.settings import ModelSettings
 
@@ -125,7 +125,7 @@ class ModularAnswer:
 
 
 @dataclass(frozen=True)
-class Influences:
+class InputPerturbations:
     """Changes of an input at one position at a time, and the outputs that they may influence.
 
     Attributes:
@@ -142,7 +142,7 @@ class Influences:
 
 
 @dataclass(frozen=True)
-class ClassRule:
+class HeadClassRule:
     """The conditions under which a template counts as a class of heads; by template, in ``attention_rules()``.
 
     Attributes:
@@ -155,7 +155,7 @@ class ClassRule:
 
 
 @dataclass(frozen=True)
-class Relocation:
+class FeatureRelocation:
     """Pairs of examples between which a feature of the input, such as the longest column, changes its group of
     positions.
 
@@ -286,7 +286,7 @@ class Task(BaseModel, ABC):
         """Returns the numbers that token ids stand for, for ids that examples can hold; by default empty."""
         return {}
 
-    def influences(self, batch: Batch, shift: float, seed: int) -> Influences | None:
+    def influences(self, batch: Batch, shift: float, seed: int) -> InputPerturbations | None:
         """Returns changes of the inputs by ``shift``, up or down at random; by default ``None``."""
         return None
 
@@ -328,7 +328,7 @@ class Task(BaseModel, ABC):
                 f"model.n_ctx = {n_ctx} is too short: task {self.name!r} has {self.sequence_length} positions"
             )
         model = construct(hooked_config(settings, n_ctx, self.d_vocab, self.d_vocab_out))
-        initialise(model, settings, seed, self.n_read_outs)
+        init_params(model, settings, seed, self.n_read_outs)
         return model
 
     def constrain(self, model: HookedTransformer, settings: ModelSettings) -> None:
@@ -397,11 +397,11 @@ def pool_parts(metrics_by_part: Mapping[str, Mapping[str, Metric]]) -> dict[str,
 
 def checked_sample(task: Task, n: int | None, seed: int, split: Split) -> Batch:
     """Returns examples of a task, checked; what is wrong is refused under the name of the method."""
-    with method_of(task, "read_positions"):
+    with name_method_in_errors(task, "read_positions"):
         outside = [at for at in task.read_positions if not 0 <= at < task.sequence_length]
         check(not outside, f"no position {outside and outside[0]}: sequence_length is {task.sequence_length}")
     before = torch.get_rng_state()
-    with method_of(task, "sample"):
+    with name_method_in_errors(task, "sample"):
         batch: Any = task.sample(n, seed=seed, split=split)
         is_batch = isinstance(batch, Batch) and batch.tokens.dtype == torch.long and batch.tokens.ndim == 2
         check(is_batch, "give a tasks.Batch whose tokens are whole numbers [batch pos]")
@@ -418,7 +418,7 @@ def checked_sample(task: Task, n: int | None, seed: int, split: Split) -> Batch:
     return batch
 
 
-def check_outputs(task: Task, output: Tensor, batch: Batch) -> None:
+def check_loss_and_metrics(task: Task, output: Tensor, batch: Batch) -> None:
     """Refuses a loss that is no scalar, and metrics that are not one value for each example.
 
     Args:
@@ -428,11 +428,11 @@ def check_outputs(task: Task, output: Tensor, batch: Batch) -> None:
     def shape(value: Any) -> str:
         return f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
 
-    with method_of(task, "loss"):
+    with name_method_in_errors(task, "loss"):
         loss: Any = task.loss(output, batch)
         is_scalar = isinstance(loss, Tensor) and not loss.ndim and loss.is_floating_point()
         check(is_scalar, f"give a scalar, not of {shape(loss)}")
-    with method_of(task, "metrics"):
+    with name_method_in_errors(task, "metrics"):
         metrics: Any = task.metrics(output, batch)
         check(isinstance(metrics, dict) and bool(metrics), "give a dict of values by name")
         for name, metric in metrics.items():
@@ -447,7 +447,7 @@ def check(holds: bool, complaint: str) -> None:
 
 
 @contextlib.contextmanager
-def method_of(task: Task, name: str) -> Iterator[None]:
+def name_method_in_errors(task: Task, name: str) -> Iterator[None]:
     """Names the method in whatever goes wrong in it."""
     try:
         yield

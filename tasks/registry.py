@@ -51,7 +51,7 @@ def names() -> list[str]:
     return sorted({*BUILT_IN, *_CLASSES})
 
 
-def unknown(name: str) -> str:
+def unknown_task_message(name: str) -> str:
     """Returns the one-line message about a name that no task has."""
     close = difflib.get_close_matches(name, names(), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
@@ -93,7 +93,7 @@ def task_class(name: str) -> type[Task]:
     if name not in _CLASSES and name in BUILT_IN:
         importlib.import_module(BUILT_IN[name])
     if name not in _CLASSES:
-        raise TaskError(unknown(name))
+        raise TaskError(unknown_task_message(name))
     return _CLASSES[name]
 
 
@@ -101,9 +101,9 @@ def get(name: str, **config: Any) -> Task:
     """Returns a task by name, its config validated: ``get("matrix-completion", n=7, rank=2)``."""
     from pydantic import ValidationError
 
-    from tasks.settings import one_line
+    from tasks.settings import error_line
 
     try:
         return task_class(name)(**config)
     except ValidationError as error:
-        raise TaskError(one_line(error, "task", task_class(name).model_fields)) from None
+        raise TaskError(error_line(error, "task", task_class(name).model_fields)) from None

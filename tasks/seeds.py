@@ -30,14 +30,14 @@ def moved(tensor: Tensor, device: str | torch.device) -> Tensor:
 
 def constant(values: tuple[int, ...] | tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns numbers as a tensor, made once for each CUDA device: a CUDA graph can copy none from ordinary memory."""
-    return (_kept if device.type == "cuda" else _made)(values, dtype, device)
+    return (_kept if device.type == "cuda" else _make)(values, dtype, device)
 
 
-def _made(values: tuple[int, ...] | tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _make(values: tuple[int, ...] | tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     # One made in inference mode could not take part in a backward pass later.
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 
 
 # For as long as the process: a CUDA graph that was recorded with one of them reads its memory.
-_kept = lru_cache(maxsize=None)(_made)
+_kept = lru_cache(maxsize=None)(_make)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
 
 
-def list_fields(model: type[BaseModel]) -> tuple[str, ...]:
+def list_valued_fields(model: type[BaseModel]) -> tuple[str, ...]:
     """Returns the fields of a pydantic model that are lists or tuples, or may be."""
     return tuple(name for name, field in model.model_fields.items() if _is_list(field.annotation))
 
@@ -65,7 +65,7 @@ class ModelSettings(BaseModel):
     init_std: float = Field(0.02, gt=0)
 
     @model_validator(mode="after")
-    def _describe_a_model(self) -> ModelSettings:
+    def _check_sizes_and_norm(self) -> ModelSettings:
         for name in SIZES:
             if (getattr(self, name) or 0) > MAX_SIZE:
                 raise ValueError(f"{name} is at most {MAX_SIZE:,}")
@@ -81,7 +81,7 @@ class ModelSettings(BaseModel):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_the_usual_norm(self, dump: Callable[[ModelSettings], dict[str, Any]]) -> dict[str, Any]:
+    def _drop_default_norm(self, dump: Callable[[ModelSettings], dict[str, Any]]) -> dict[str, Any]:
         # Runs and checkpoints are compared and named by their settings; older ones lack the setting `norm`.
         dumped = dump(self)
         if self.norm == "pre":
@@ -93,7 +93,7 @@ class ModelSettings(BaseModel):
 SHOWN, LISTED = 80, 150
 
 
-def one_line(
+def error_line(
     error: ValidationError,
     section: str,
     valid: Iterable[str],
@@ -112,7 +112,7 @@ def one_line(
             first, *rest = map(str, complaint["loc"])
             parent, last = key.rpartition(".")[::2]
             known = (inner or {}).get(first, ()) if rest else valid
-            complaints.append(unknown_key(parent, last, known) if known else f"no setting {key}")
+            complaints.append(unknown_key_message(parent, last, known) if known else f"no setting {key}")
             continue
         message = complaint["msg"].removeprefix("Value error, ")
         shown = f", got {shortened_repr(complaint['input'])}" if complaint["loc"] else ""
@@ -129,7 +129,7 @@ def shortened_repr(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 28]}...{text[-25:]}"
 
 
-def unknown_key(section: str, key: str, valid: Iterable[str]) -> str:
+def unknown_key_message(section: str, key: str, valid: Iterable[str]) -> str:
     """Returns the message about a key that a section does not have: the closest key, and all keys."""
     keys = list(valid)
     close = difflib.get_close_matches(key, keys, n=1)

@@ -14,10 +14,15 @@ import pytest
 from interp_tasks.cli.commands.reproduce import print_claims
 from interp_tasks.published import papers, read_paper
 from interp_tasks.reproduction import check_records
-from interp_tasks.reproduction.measurement import all_jobs
-from interp_tasks.reproduction.page import headlines_markdown, our_number
-from interp_tasks.reproduction.records import method_of, read_file, read_records, shipped_file
 from interp_tasks.reproduction.reproduction import NUMBERS
+from interp_tasks.reproduction.runs_and_records import (
+    read_records,
+    read_records_of,
+    records_file,
+    study_digest,
+)
+from interp_tasks.reproduction.study_jobs import all_jobs
+from interp_tasks.reproduction.verdict_text import headlines_markdown, our_number
 
 DOCS = Path(__file__).parents[1] / "docs"
 CIRCUITS = DOCS / "results" / "circuits.md"
@@ -63,8 +68,8 @@ def test_every_claim_is_decided_from_measurements_that_ship(name):
     found = results.judged(name)
     assert found.errors == ()
     assert set(found.frame["claim"]) == {claim.id for claim in found.paper.claim}
-    stored = read_file(shipped_file(name))
-    methods = {study.id: method_of(study) for study in found.paper.study}
+    stored = read_records_of(records_file(name))
+    methods = {study.id: study_digest(study) for study in found.paper.study}
     assert {key: record.method for key, record in stored.items()} == {key: methods[key[0]] for key in stored}
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from circuits.circuit._circuit import Circuit, edges, full, nodes, read
 
 if TYPE_CHECKING:
-    from circuits.circuit._curve import MIB_SHARES, Curve, curve, smallest
     from circuits.circuit._evaluation import Evaluation, evaluate
+    from circuits.circuit._faithfulness_curve import MIB_SHARES, Curve, curve, smallest
     from circuits.circuit._intervention import CircuitEdit
 
 __all__ = [
@@ -37,10 +37,10 @@ __all__ = [
 __dir__ = __all__.copy
 #: What runs models comes when it is asked for: names and files are read without torch.
 _HOMES = {
-    "MIB_SHARES": "_curve",
-    "Curve": "_curve",
-    "curve": "_curve",
-    "smallest": "_curve",
+    "MIB_SHARES": "_faithfulness_curve",
+    "Curve": "_faithfulness_curve",
+    "curve": "_faithfulness_curve",
+    "smallest": "_faithfulness_curve",
     "Evaluation": "_evaluation",
     "evaluate": "_evaluation",
     "CircuitEdit": "_intervention",

@@ -18,7 +18,7 @@ from circuits.circuit._component_graph import (
     Effect,
     Graph,
     Member,
-    Where,
+    PositionSet,
     parse_member,
 )
 from circuits.errors import CircuitsError, format_value
@@ -44,7 +44,7 @@ def read(path: str | PathLike[str]) -> Circuit:
         kind, graph = given["kind"], Graph(**given["graph"]) if given["graph"] else None
         if given["format"] != FORMAT or kind not in ("nodes", "edges"):
             raise CircuitsError(f"{caller}: this version reads format {FORMAT}, of nodes or edges")
-        where: dict[Member, Where] = {}
+        where: dict[Member, PositionSet] = {}
         effects: dict[Member, Effect] = {}
         for row in given["members"]:
             member, at = parse_member(row.pop("name"), kind, caller)
@@ -84,7 +84,7 @@ class Circuit:
     """
 
     kind: str
-    members: tuple[tuple[Member, Where], ...]
+    members: tuple[tuple[Member, PositionSet], ...]
     graph: Graph | None = field(default=None, compare=False)
     effects: Mapping[Member, Effect] = field(default_factory=dict, compare=False, repr=False)
 
@@ -92,7 +92,7 @@ class Circuit:
     def of(
         cls,
         kind: str,
-        where: Mapping[Member, Where],
+        where: Mapping[Member, PositionSet],
         graph: Graph | None = None,
         effects: Mapping[Member, Effect] | None = None,
     ) -> Circuit:
@@ -103,7 +103,7 @@ class Circuit:
         return cls(kind, tuple((member, where[member]) for member in present), graph, known)
 
     @cached_property
-    def where(self) -> dict[Member, Where]:
+    def where(self) -> dict[Member, PositionSet]:
         """The positions of each member."""
         return dict(self.members)
 
@@ -138,7 +138,9 @@ class Circuit:
     def __le__(self, other: Any) -> bool:
         return not len(self._combine_with("<=", other, lambda one, two: one & two.inverse))
 
-    def _combine_with(self, sign: str, other: Any, combine: Callable[[Where, Where], Where]) -> Circuit:
+    def _combine_with(
+        self, sign: str, other: Any, combine: Callable[[PositionSet, PositionSet], PositionSet]
+    ) -> Circuit:
         """Returns a circuit of both circuits' members, where each acts as `combine` says."""
         if not isinstance(other, Circuit):
             raise CircuitsError(
@@ -226,11 +228,11 @@ class Circuit:
         from circuits.figures.circuit_graph import circuit_figure
 
         members = [member for member, _ in self.members]
-        ends = {end.node: end for one in members for end in (one if isinstance(one, Edge) else (one,))}
+        ends = {end.node_name: end for one in members for end in (one if isinstance(one, Edge) else (one,))}
         # Key-value groups stand behind heads.
         nodes = sorted(ends, key=lambda name: (".k" in name, ends[name].head or 0, name))
         receivers = [one.receiver for one in members if isinstance(one, Edge)]
-        of_edges = {"node": [one.node for one in receivers], "input": [one.name for one in receivers]}
+        of_edges = {"node": [one.node_name for one in receivers], "input": [one.name for one in receivers]}
         frame = self.frame.assign(**of_edges) if receivers else self.frame
         return circuit_figure(frame, {name: ends[name].stage for name in nodes})
 
@@ -301,7 +303,7 @@ def _make_circuit_from_names(names: Iterable[Any], kind: str, model: Any) -> Cir
         names = [name for name in names.replace("\n", ";").split(";") if name.strip()]
     if not isinstance(names, Iterable):
         raise CircuitsError(f"{caller}: give a list of names, got {format_value(names)}")
-    where: dict[Member, Where] = {}
+    where: dict[Member, PositionSet] = {}
     for name in names:
         member, at = parse_member(name, kind, caller)
         where[member] = where.get(member, NOWHERE) | at

@@ -33,7 +33,7 @@ _POSITIONS = re.compile(r"(all but )?(-?\d{1,6}(?:,-?\d{1,6})*)", re.ASCII)
 _BEFORE, _STAGES, _AFTER = -1, 2, 10**9
 
 
-class Where(NamedTuple):
+class PositionSet(NamedTuple):
     """The positions at which a member belongs to a circuit: some of them, or (`inverted`) all but some.
 
     Negative ones count from a prompt's end; to `&` and `|` -1 and 8 are two, also where nine tokens make them one.
@@ -42,21 +42,21 @@ class Where(NamedTuple):
     positions: frozenset[int]
     inverted: bool
 
-    def __or__(self, other: Where) -> Where:
+    def __or__(self, other: PositionSet) -> PositionSet:
         return (self.inverse & other.inverse).inverse
 
-    def __and__(self, other: Where) -> Where:
+    def __and__(self, other: PositionSet) -> PositionSet:
         if self.inverted and other.inverted:
-            return Where(self.positions | other.positions, True)
+            return PositionSet(self.positions | other.positions, True)
         if self.inverted:
-            return Where(other.positions - self.positions, False)
+            return PositionSet(other.positions - self.positions, False)
         if other.inverted:
-            return Where(self.positions - other.positions, False)
-        return Where(self.positions & other.positions, False)
+            return PositionSet(self.positions - other.positions, False)
+        return PositionSet(self.positions & other.positions, False)
 
     @property
-    def inverse(self) -> Where:
-        return Where(self.positions, not self.inverted)
+    def inverse(self) -> PositionSet:
+        return PositionSet(self.positions, not self.inverted)
 
     def count_positions(self, positions: int) -> int:
         """Returns how many of a run's positions these are."""
@@ -70,7 +70,7 @@ class Where(NamedTuple):
         return f" @ {'all but ' if self.inverted else ''}{','.join(map(str, sorted(self.positions)))}"
 
 
-EVERYWHERE, NOWHERE = Where(frozenset(), True), Where(frozenset(), False)
+EVERYWHERE, NOWHERE = PositionSet(frozenset(), True), PositionSet(frozenset(), False)
 
 
 class Node(NamedTuple):
@@ -92,7 +92,7 @@ class Node(NamedTuple):
         return Site(self.site, self.layer).hook()
 
     @property
-    def node(self) -> str:
+    def node_name(self) -> str:
         return str(self)
 
     @property
@@ -124,7 +124,7 @@ class Input(NamedTuple):
         return self.stage, -1 if self.head is None else self.head, self.site
 
     @property
-    def node(self) -> str:
+    def node_name(self) -> str:
         """Returns the name of the component that reads it."""
         if self.site == "mlp_pre":
             return f"mlp{self.layer}"
@@ -136,7 +136,7 @@ class Input(NamedTuple):
         return {"mlp_pre": "MLP", "resid_post": "output"}.get(self.site, self.site)
 
     def __str__(self) -> str:
-        return self.node if self.head is None else f"{self.node}.{self.site}"
+        return self.node_name if self.head is None else f"{self.node_name}.{self.site}"
 
 
 class Edge(NamedTuple):
@@ -164,7 +164,7 @@ class Effect(NamedTuple):
     effect: float | None = None
 
 
-def parse_member(text: object, kind: str, caller: str) -> tuple[Member, Where]:
+def parse_member(text: object, kind: str, caller: str) -> tuple[Member, PositionSet]:
     """Returns the node or edge that a text names, and its positions.
 
     Args:
@@ -187,7 +187,7 @@ def parse_member(text: object, kind: str, caller: str) -> tuple[Member, Where]:
     return edge, where
 
 
-def find_node(name: str) -> Node | None:
+def node_from_name(name: str) -> Node | None:
     """Returns the node that a name means, if it means one."""
     if name in ("embed", "pos_embed"):
         return Node(name)
@@ -199,14 +199,14 @@ def find_node(name: str) -> Node | None:
 
 
 def _parse_node(name: str, text: str, caller: str) -> Node:
-    node = find_node(name)
+    node = node_from_name(name)
     if node is not None:
         return node
     which = "" if name == text.strip() else f" of {text!r}"
     raise CircuitsError(f"{caller}: {name!r}{which} is no node that sends; those are {NODES}")
 
 
-def find_input(name: str) -> Input | None:
+def input_from_name(name: str) -> Input | None:
     """Returns the input of a head or of a group, of an MLP, or the output, that a name means, if it means one."""
     if name == "output":
         return Input("resid_post")
@@ -222,7 +222,7 @@ def find_input(name: str) -> Input | None:
 
 def _parse_input(name: str, text: str, caller: str) -> Input:
     """Reads the name of an edge's receiver."""
-    found = find_input(name)
+    found = input_from_name(name)
     if found is not None:
         return found
     if _HEAD.fullmatch(name):
@@ -230,14 +230,14 @@ def _parse_input(name: str, text: str, caller: str) -> Input:
     raise CircuitsError(f"{caller}: {name!r} of {text!r} receives nothing; receivers are {INPUTS}")
 
 
-def _parse_positions(text: str, whole: str, caller: str) -> Where:
+def _parse_positions(text: str, whole: str, caller: str) -> PositionSet:
     match = _POSITIONS.fullmatch(" ".join(text.split()).replace(", ", ","))
     if match is None:
         raise CircuitsError(f"{caller}: {whole!r}: behind @ stand positions, such as 3,-1 or all but 3,-1")
-    return Where(frozenset(map(int, match[2].split(","))), match[1] is not None)
+    return PositionSet(frozenset(map(int, match[2].split(","))), match[1] is not None)
 
 
-class Layer(NamedTuple):
+class IncomingEdges(NamedTuple):
     """The edges into the same input of a layer's heads, of an MLP or of the output; layers in order of computation."""
 
     site: str
@@ -276,7 +276,7 @@ class Graph:
         )
 
     @property
-    def shared(self) -> bool:
+    def is_grouped_query(self) -> bool:
         """Whether heads share keys and values."""
         return self.key_heads != self.n_heads
 
@@ -286,15 +286,15 @@ class Graph:
         return _list_graph_nodes(self)
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
+    def edges_by_site(self) -> tuple[IncomingEdges, ...]:
         """All edges, by what receives them."""
         return _group_edges_by_receiver(self)
 
-    def inputs(self, site: str, layer: int | None) -> list[Input]:
+    def inputs_at(self, site: str, layer: int | None) -> list[Input]:
         """Returns what reads at a site of a layer: each head or key-value group at q, k and v."""
         if site not in ("q", "k", "v"):
             return [Input(site, layer)]
-        grouped = site != "q" and self.shared
+        grouped = site != "q" and self.is_grouped_query
         count = self.key_heads if grouped else self.n_heads
         return [Input(site, layer, head, grouped) for head in range(count)]
 
@@ -312,25 +312,25 @@ class Graph:
         """Refuses a circuit whose graph is known to be that of a model of another shape."""
         if known is not None and known != self:
             raise CircuitsError(
-                f"{caller}: the circuit is of a model of another shape: {known.shape}; this one: {self.shape}"
+                f"{caller}: the circuit is of a model of another shape: {known.sizes}; this one: {self.sizes}"
             )
 
     @property
-    def shape(self) -> str:
+    def sizes(self) -> str:
         """Describes what nodes there are."""
         has = f"{self.n_layers} layers of {self.n_heads} heads"
         has += "" if self.mlps else " and no MLPs"
         has += "" if self.positions else ", and adds no position embeddings"
         has += ", whose MLPs run in parallel to the heads of their layer" if self.parallel else ""
-        return f"{has}, {self.key_heads} key-value groups" if self.shared else has
+        return f"{has}, {self.key_heads} key-value groups" if self.is_grouped_query else has
 
     def _describe_missing_member(self, member: Member) -> str:
         """Returns what to say of a member that the model does not have."""
         advice, receiver = "", member.receiver if isinstance(member, Edge) else None
-        if receiver is not None and receiver.site in ("k", "v") and receiver.grouped != self.shared:
+        if receiver is not None and receiver.site in ("k", "v") and receiver.grouped != self.is_grouped_query:
             group = f"; name a group, {receiver.layer}.k0.{receiver.site}"
-            advice = group if self.shared else ", each with its own keys and values"
-        return f"no {'node' if receiver is None else 'edge'} {member}: the model has {self.shape}{advice}"
+            advice = group if self.is_grouped_query else ", each with its own keys and values"
+        return f"no {'node' if receiver is None else 'edge'} {member}: the model has {self.sizes}{advice}"
 
 
 # Graphs are few and small values, and their edges are many: each is listed once.
@@ -344,21 +344,21 @@ def _list_graph_nodes(graph: Graph) -> tuple[Node, ...]:
 
 
 @lru_cache(maxsize=16)
-def _group_edges_by_receiver(graph: Graph) -> tuple[Layer, ...]:
+def _group_edges_by_receiver(graph: Graph) -> tuple[IncomingEdges, ...]:
     places: list[tuple[str, int | None]] = []
     for layer in range(graph.n_layers):
         places += [(site, layer) for site in ("q", "k", "v", *(["mlp_pre"] if graph.mlps else []))]
-    layers: list[Layer] = []
+    layers: list[IncomingEdges] = []
     for site, at in [*places, ("resid_post", None)]:
-        parts = graph.inputs(site, at)
+        parts = graph.inputs_at(site, at)
         senders = [node for node in graph.nodes if node.stage < parts[0].stage]
         if graph.parallel:
             senders = [node for node in senders if node.layer is None or node.layer != at]
         edges = tuple((node, tuple(Edge(node, part) for part in parts)) for node in senders)
-        layers.append(Layer(site, at, edges))
+        layers.append(IncomingEdges(site, at, edges))
     return tuple(layers)
 
 
 @lru_cache(maxsize=16)
 def _edges(graph: Graph) -> frozenset[Edge]:
-    return frozenset(edge for layer in graph.layers for _, edges in layer.edges for edge in edges)
+    return frozenset(edge for layer in graph.edges_by_site for _, edges in layer.edges for edge in edges)

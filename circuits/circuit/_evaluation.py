@@ -11,15 +11,15 @@ import pandas as pd
 from torch import nn
 
 from circuits.circuit._circuit import Circuit
-from circuits.circuit._measurement import Examples, Measurement, stacked
+from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup, stack_sums_and_counts
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, points, rows_to_series
 from circuits.model.types import BatchLike, Figure, MetricLike, TokensLike
-from circuits.statistics import holm, least_p_notes, sign_flip
+from circuits.statistics import holm, least_p_notes, sign_flip_p_values
 from circuits.sweeps.metrics import Row
 from circuits.tables import chosen_metrics, ci_columns, interval_columns, short_table
-from circuits.validate import answers_former_names, index_by_text, is_whole, parse_seed
+from circuits.validate import check_renamed_args, is_whole, parse_seed, stringify_keys
 
 _CALLER = "circuit.evaluate"
 #: The columns that an evaluation shows of itself.
@@ -80,7 +80,7 @@ class Evaluation:
         return draw([panel], f"Faithfulness: {metric}", subtitle, scattermode="group", scattergap=0.5)
 
 
-@answers_former_names
+@check_renamed_args
 def evaluate(
     model: nn.Module,
     circuits: Mapping[str, Circuit] | Circuit,
@@ -123,10 +123,10 @@ def evaluate(
 
     Where the gap's interval holds 0, a warning says so. A circuit costs at most 1 + random + 2·subsets + size forwards.
     """
-    given, seed = _read(circuits), parse_seed(seed, _CALLER)
-    _check(counts := {"random": random, "subsets": subsets, "draws": draws, "flips": flips})
-    examples = Examples.read(_CALLER, model, base, source, metric, batch, how)
-    runs = Measurement.of(examples, batch_size, seed, draws)
+    given, seed = _parse_circuits(circuits), parse_seed(seed, _CALLER)
+    _check_counts(counts := {"random": random, "subsets": subsets, "draws": draws, "flips": flips})
+    examples = PatchSetup.parse(_CALLER, model, base, source, metric, batch, how)
+    runs = CircuitRunner.of(examples, batch_size, seed, draws)
     for name, one in given.items():
         runs.graph.check_same(one.graph, f"{_CALLER}: {name}")
         runs.graph.check(one.where, one.kind, f"{_CALLER}: {name}")
@@ -138,33 +138,33 @@ def evaluate(
         pd.DataFrame(rows(_measure_faithfulness, random)),
         pd.DataFrame(rows(_measure_completeness, subsets), columns=COMPLETENESS),
         pd.DataFrame(rows(_measure_minimality, flips) if minimality else [], columns=MINIMALITY),
-        runs.baseline(),
+        runs.tabulate_ends(),
         runs.settings() | counts,
     )
 
 
-def _check(counts: Mapping[str, Any]) -> None:
+def _check_counts(counts: Mapping[str, Any]) -> None:
     for name, number in counts.items():
         least = int(name in ("draws", "flips"))
         if not is_whole(number, least):
             raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
 
 
-def _measure_faithfulness(measurement: Measurement, circuit: Circuit, random: int) -> Iterator[Row]:
+def _measure_faithfulness(measurement: CircuitRunner, circuit: Circuit, random: int) -> Iterator[Row]:
     """Yields, for each metric, the share that the circuit and random ones of its size keep."""
     candidates = sorted(measurement.candidates(circuit.kind), key=lambda one: one.sort_key)
     own = [(member, circuit.where[member]) for member in candidates if member in circuit.where]
     # Circuits of one size have the same controls, where all are at all positions.
     rng = np.random.default_rng([measurement.seed, 3, len(own)])
-    runs = [measurement.of_circuit(circuit)]
+    runs = [measurement.measure_circuit(circuit)]
     for _ in range(random):
         chosen = rng.choice(len(candidates), len(own), replace=False)
         drawn = {candidates[index]: at for index, (_, at) in zip(chosen, own, strict=True)}
-        runs.append(measurement.of_circuit(Circuit.of(circuit.kind, drawn, measurement.graph)))
+        runs.append(measurement.measure_circuit(Circuit.of(circuit.kind, drawn, measurement.graph)))
     share = measurement.share_of(own, len(candidates))
     for metric, measured in measurement.faithfulness(runs):
         kept, others = measured.share[0], measured.share[1:]
-        row = {"metric": metric, "size": len(circuit), "share": share, **measured.columns(0)}
+        row = {"metric": metric, "size": len(circuit), "share": share, **measured.row_of_run(0)}
         row |= dict.fromkeys(("random_mean", "random_low", "random_high", "p_random"), np.nan)
         if random:
             row |= {"random_mean": others.mean(), "random_low": others.min(), "random_high": others.max()}
@@ -173,7 +173,7 @@ def _measure_faithfulness(measurement: Measurement, circuit: Circuit, random: in
         yield row | {"n": measured.n}
 
 
-def _measure_completeness(measurement: Measurement, circuit: Circuit, subsets: int) -> Iterator[Row]:
+def _measure_completeness(measurement: CircuitRunner, circuit: Circuit, subsets: int) -> Iterator[Row]:
     """Yields, for each subset taken out, the shares of the circuit and of the model without it."""
     members, rng = circuit.members, np.random.default_rng([measurement.seed, 4])
     removed: list[Circuit] = []
@@ -183,7 +183,7 @@ def _measure_completeness(measurement: Measurement, circuit: Circuit, subsets: i
         chosen[rng.integers(len(members))] = True
         where = dict(one for one, out in zip(members, chosen, strict=True) if out)
         removed.append(Circuit.of(circuit.kind, where, measurement.graph))
-    measure = measurement.of_circuit
+    measure = measurement.measure_circuit
     runs = [run for part in removed for run in (measure(circuit - part), measure(part, keep=False))]
     for metric, measured in measurement.faithfulness(runs):
         for at, part in enumerate(removed):
@@ -193,16 +193,16 @@ def _measure_completeness(measurement: Measurement, circuit: Circuit, subsets: i
             yield row | {"removed": "; ".join(str(member) for member, _ in part.members)}
 
 
-def _measure_minimality(measurement: Measurement, circuit: Circuit, flips: int) -> Iterator[Row]:
+def _measure_minimality(measurement: CircuitRunner, circuit: Circuit, flips: int) -> Iterator[Row]:
     """Yields, for each member, the share that the circuit loses without it, tested against no loss."""
     where = circuit.where
     rests = [
         Circuit.of(circuit.kind, {one: where[one] for one in where if one != member}, measurement.graph)
         for member in where
     ]
-    runs = [measurement.of_circuit(one) for one in (circuit, *rests)]
+    runs = [measurement.measure_circuit(one) for one in (circuit, *rests)]
     for metric, measured in measurement.faithfulness(runs) if rests else ():
-        p_values = sign_flip(*stacked(runs, metric), measurement.seed, flips)[1:]
+        p_values = sign_flip_p_values(*stack_sums_and_counts(runs, metric), measurement.seed, flips)[1:]
         tests = zip(circuit, p_values, holm(p_values), strict=True)
         for at, (member, p_value, adjusted) in enumerate(tests, start=1):
             lost = measured.drawn[:, 0] - measured.drawn[:, at]
@@ -211,7 +211,7 @@ def _measure_minimality(measurement: Measurement, circuit: Circuit, flips: int) 
             yield row | {"p_value": p_value, "p_adjusted": adjusted}
 
 
-def _read(circuits: Any) -> dict[str, Circuit]:
+def _parse_circuits(circuits: Any) -> dict[str, Circuit]:
     given = {"circuit": circuits} if isinstance(circuits, Circuit) else circuits
     if not isinstance(given, Mapping) or not given:
         raise CircuitsError(f"{_CALLER}: give circuits by name, {{'IG': c}}; got {format_value(given)}")
@@ -220,4 +220,4 @@ def _read(circuits: Any) -> dict[str, Circuit]:
             raise CircuitsError(
                 f"{_CALLER}: {name}: {type(one).__name__} is no circuit; make one with found.top(20) or circuit.edges"
             )
-    return index_by_text(given, _CALLER, "circuits")
+    return stringify_keys(given, _CALLER, "circuits")

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from circuits.circuit._component_graph import EVERYWHERE, NOWHERE, Graph, Layer, Member, Node, Where
+from circuits.circuit._component_graph import (
+    EVERYWHERE,
+    NOWHERE,
+    Graph,
+    IncomingEdges,
+    Member,
+    Node,
+    PositionSet,
+)
 from circuits.errors import CircuitsError
 from circuits.interventions.base import (
     ActivationEdit,
@@ -22,10 +30,10 @@ from circuits.interventions.base import (
 )
 from circuits.interventions.replacements import HOW, FromTensors, FromTokens, Mean, Zero
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import is_encoding, parse_given
+from circuits.model.prompt_parsing import is_encoding, parse_tokens_or_texts
 from circuits.model.prompts import broadcast_mask
 from circuits.model.sites import KINDS, Site
-from circuits.tensors import Snapshot, dense_if_array, select_positions
+from circuits.tensors import Snapshot, dense_if_array, positions_to_mask
 from circuits.validate import parse_choice
 
 #: Up to this many members stand in the description of an intervention.
@@ -41,14 +49,14 @@ class CircuitEdit(Intervention):
     keep: bool
 
     def plan(self, surface: HookedModel) -> tuple[ActivationEdit | EdgePatch, ...]:
-        replacement = self.replacement.on(surface, self)
+        replacement = self.replacement.resolve(surface, self)
         graph, kind = Graph.of(surface), self.circuit.kind
         graph.check_same(self.circuit.graph, self.label)
         if self.circuit.graph is None:
             graph.check(self.circuit.where, kind, self.label)
         steps = _CircuitPlanBuilder(self, surface, replacement, self.circuit.where, self.keep)
         if kind == "edges":
-            return tuple(cut for layer in graph.layers for cut in steps.cuts(layer))
+            return tuple(cut for layer in graph.edges_by_site for cut in steps.cuts(layer))
         # All outgoing edges of a node are cut where its output is replaced.
         cut_nodes = ((node, steps.get_cut_positions(node)) for node in graph.nodes)
         return tuple(steps.sender(node, at) for node, at in cut_nodes if at != NOWHERE)
@@ -77,7 +85,7 @@ class _CircuitPlanBuilder:
         owner: CircuitEdit,
         surface: HookedModel,
         replacement: Replacement,
-        where: Mapping[Member, Where],
+        where: Mapping[Member, PositionSet],
         keep: bool,
     ) -> None:
         """Finds where each member is cut: everywhere but there if it is kept, else there."""
@@ -86,14 +94,14 @@ class _CircuitPlanBuilder:
         # Of many thousand members nearly all are there at all positions, or at none.
         inverse = {member: NOWHERE if at == EVERYWHERE else at.inverse for member, at in where.items()}
         self._cut_where, self._cut_elsewhere = (inverse, EVERYWHERE) if keep else (where, NOWHERE)
-        self._senders: dict[tuple[Node, Where], ActivationEdit] = {}
+        self._senders: dict[tuple[Node, PositionSet], ActivationEdit] = {}
         self._replacements: dict[frozenset[int], Replacement] = {}
 
-    def get_cut_positions(self, member: Member) -> Where:
+    def get_cut_positions(self, member: Member) -> PositionSet:
         """Returns the positions at which a node or an edge carries the source's values."""
         return self._cut_where.get(member, self._cut_elsewhere)
 
-    def sender(self, node: Node, at: Where) -> ActivationEdit:
+    def sender(self, node: Node, at: PositionSet) -> ActivationEdit:
         """Returns the write that replaces a node's output at some positions, one for all edges from it."""
         if (node, at) not in self._senders:
             positions, replacement = None, self._replacement
@@ -114,14 +122,14 @@ class _CircuitPlanBuilder:
             )
         return self._senders[node, at]
 
-    def cuts(self, layer: Layer) -> list[EdgePatch]:
+    def cuts(self, layer: IncomingEdges) -> list[EdgePatch]:
         """Returns the cuts of edges into a layer: one for all heads from which a sender is cut off alike."""
         number = self._surface.n_layers - 1 if layer.layer is None else layer.layer
         hook, kind = Site(layer.site, number).hook(), KINDS[layer.site]
-        grouped = self._surface.has_groups(kind)
+        grouped = self._surface.has_kv_groups(kind)
         cuts: list[EdgePatch] = []
         for node, edges in layer.edges:
-            heads_by_where: dict[Where, list[int | None]] = {}
+            heads_by_where: dict[PositionSet, list[int | None]] = {}
             for edge in edges:
                 at = self._cut_where.get(edge, self._cut_elsewhere)
                 if at is not NOWHERE and at != NOWHERE:
@@ -143,12 +151,12 @@ class ReplacementOutsidePositions(Replacement):
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return self.inner.references(write)
 
-    def reads(self, write: ActivationEdit) -> dict[str, str]:
-        return self.inner.reads(write)
+    def hooks_read(self, write: ActivationEdit) -> dict[str, str]:
+        return self.inner.hooks_read(write)
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         axis, positions = context.write.kind.query_axis, tuple(sorted(self.positions))
-        kept = select_positions(positions, current.shape[axis], context.write.label, context.mask)
+        kept = positions_to_mask(positions, current.shape[axis], context.write.label, context.mask)
         mask = broadcast_mask(torch.atleast_2d(kept).to(current.device), axis, current.ndim)
         return torch.where(mask, current, self.inner.value(current, context))
 
@@ -166,10 +174,10 @@ def parse_replacement(source: Any, how: Any, caller: str) -> Replacement:
     if source is None:
         raise CircuitsError(f"{caller}: how={how!r} needs source=, tokens [batch pos]")
     if how == "mean":
-        return Mean(parse_given(source, caller, "source"))
+        return Mean(parse_tokens_or_texts(source, caller, "source"))
     if not hasattr(source, "keys") or is_encoding(source):
-        return FromTokens(parse_given(source, caller, "source"))
-    return cached_replacement({name: source[name] for name in source.keys() if is_sender(name)}, caller)  # noqa: SIM118 an ActivationCache iterates otherwise
+        return FromTokens(parse_tokens_or_texts(source, caller, "source"))
+    return replacement_from_cache({name: source[name] for name in source.keys() if is_sender(name)}, caller)  # noqa: SIM118 an ActivationCache iterates otherwise
 
 
 def is_sender(hook: Any) -> bool:
@@ -181,7 +189,7 @@ def is_sender(hook: Any) -> bool:
     )
 
 
-def cached_replacement(activations: dict[str, Any], caller: str) -> FromTensors:
+def replacement_from_cache(activations: dict[str, Any], caller: str) -> FromTensors:
     """Returns the replacement by activations of a source, by full hook name."""
     if not activations:
         raise CircuitsError(f"{caller}: the source has no sender (hook_embed, hook_z, hook_mlp_out)")

@@ -31,9 +31,9 @@ from circuits.interventions.base import (
     Step,
     WeightEdit,
 )
-from circuits.interventions.model_runs import replacement_for
+from circuits.interventions.clean_and_edited_runs import replacement_for
 from circuits.model.decode_steps import DecodeStep
-from circuits.model.edit_state import State, get_edit_state, mark_running_rows, modules_of
+from circuits.model.edit_state import EditState, get_edit_state, mark_running_rows, modules_of
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import hooks_on
 from circuits.model.prompts import Prompts
@@ -116,7 +116,7 @@ class Variant:
     changed: bool = False
     unseen: set[str] = field(default_factory=set)
 
-    def stack(self, surface: HookedModel) -> None:
+    def plan_stacking(self, surface: HookedModel) -> None:
         """Finds the block from which it runs with others; `alone` says why it cannot, as it acts on more than its own
         rows.
         """
@@ -125,7 +125,7 @@ class Variant:
                 self.alone = "it edits weights" if isinstance(step, WeightEdit) else "it cuts paths"
                 return
             self.edits.append(step)
-            self.hooks.update((step.hook, *step.replacement.reads(step).values()))
+            self.hooks.update((step.hook, *step.replacement.hooks_read(step).values()))
         blocks = []
         for hook in self.hooks:
             if inside := re.match(r"blocks\.(\d+)\.", hook):
@@ -170,9 +170,9 @@ def clean_pass(
         references: the results of the clean passes that the variants need, which may come after this one.
     """
     chunk, total = prompts[rows], len(prompts)
-    tokens, given = surface.inputs(chunk)
+    tokens, given = surface.forward_arguments(chunk)
     step = DecodeStep(real=given["attention_mask"].bool() if chunk.padded else None)
-    state = State(rows=rows, total=total)
+    state = EditState(rows=rows, total=total)
     clean = CleanPass(references, state, surface.causal, given, tokens, step, prompts=chunk)
 
     def enter(layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -238,7 +238,7 @@ def run_stacked(
     with hooks_on(model, chain(attentions, edits)):
         stream: Tensor | None = None
         if embedded:
-            tokens, given = surface.inputs(clean.prompts.repeated(embedded))
+            tokens, given = surface.forward_arguments(clean.prompts.repeated(embedded))
             stream = model(tokens, stop_at_layer=0, **given)
         for start, stop in pairwise([*sorted({max(0, start) for start in starts}), surface.n_layers]):
             joined = [clean.streams[start]] * starts.count(start)
@@ -278,7 +278,7 @@ def _edited_piece(
             current = torch.where(selected, new, current)
     variant.changed = variant.changed or (current is not before and not torch.equal(current, before))
     for write in variant.edits:
-        for name, read in write.replacement.reads(write).items():
+        for name, read in write.replacement.hooks_read(write).items():
             if read == hook:
                 clean.reads[id(write), name] = current
     return current

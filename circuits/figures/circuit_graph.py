@@ -143,14 +143,14 @@ def _curve(
     end = _NodePosition(
         end.x + 0.6 * side * _RADIUS * _ROW / _COLUMN, end.y - (0.8 if side else 1.0) * _RADIUS
     )
-    bend = _clear_bend(start, end, bend, places)
+    bend = _bend_around_nodes(start, end, bend, places)
     share = np.linspace(0, 1, 9)
     xs = start.x + (end.x - start.x) * share + bend * np.sin(np.pi * share)
     ys = start.y + (end.y - start.y) * share
     return [float(x) for x in xs], [float(y) for y in ys]
 
 
-def _clear_bend(
+def _bend_around_nodes(
     start: _NodePosition, end: _NodePosition, bend: float, places: Mapping[str, _NodePosition]
 ) -> float:
     """Returns the bend nearest to this one with which a line keeps off all nodes between its ends, or the one that

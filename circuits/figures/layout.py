@@ -36,7 +36,7 @@ def _prefix(texts: Sequence[str]) -> str:
     return "".join(same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*texts, strict=False)))
 
 
-def _means(short: Mapping[str, str]) -> str:
+def _name_legend(short: Mapping[str, str]) -> str:
     """Returns what short names stand for, in a sentence; what all names have in common is said once."""
     name, first = next(iter(short.items()))
     begin, _, end = name.partition(first)
@@ -244,11 +244,13 @@ def _shorten_long_labels(figure: Any) -> str:
             if longest > LONGEST_LABEL and len(labels) <= 40:
                 short = short_names(labels)
                 axis.update(tickmode="array", tickvals=labels, ticktext=list(short.values()))
-                said[_means({label.replace("<br>", ", "): text for label, text in short.items()})] = None
+                said[_name_legend({label.replace("<br>", ", "): text for label, text in short.items()})] = (
+                    None
+                )
     entries = [trace for trace in figure.data if trace.showlegend]
     if len(entries) > 1 and max(len(trace.name) for trace in entries) > LONGEST_LABEL:
         short = short_names([trace.name for trace in entries])
-        said[_means(short)] = None
+        said[_name_legend(short)] = None
         for trace in entries:
             trace.name = short[trace.name]
     return " ".join(said)

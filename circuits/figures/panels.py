@@ -42,7 +42,7 @@ def rows_to_series(rows: pd.DataFrame, x: str, y: str = "value", **more: Any) ->
     return Series(rows[x].tolist(), rows[y].astype(float).tolist(), *bounds, **more)
 
 
-def interval(values: Any, low: Any, high: Any) -> dict[str, Any]:
+def error_bars(values: Any, low: Any, high: Any) -> dict[str, Any]:
     """Returns plotly's settings of error bars from `low` to `high`."""
     return {
         "type": "data",
@@ -246,7 +246,7 @@ def _trace(name: str, one: Series, style: dict[str, Any], across: str, error: bo
     trace |= {"hovertemplate": f"{hover}<extra>{name}</extra>"}
     trace |= {} if one.hover is None else {"customdata": list(one.hover)}
     if error and one.low is not None and one.high is not None:
-        trace["error_y"] = interval(one.y, one.low, one.high)
+        trace["error_y"] = error_bars(one.y, one.low, one.high)
     for key, value in one.style.items():
         trace[key] = {**trace[key], **value} if isinstance(value, Mapping) and key in trace else value
     return trace

@@ -137,7 +137,7 @@ def heads_figure(
     return draw(drawn, title, subtitle, columns=min(ABREAST, len(drawn)))
 
 
-def by_head(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+def pivot_by_head(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     """Returns a column by layer (down) and head."""
     return frame.pivot(index="layer", columns="head", values=column)
 
@@ -161,7 +161,7 @@ def attention_figure(
         raise CircuitsError(f"plot: {len(labels)} labels for {mean.shape[-1]} positions")
     # A token such as <s> would be taken for a tag, and be gone.
     names = [escape(str(label), quote=False) for label in labels or range(mean.shape[-1])]
-    largest, heads = largest_choice(mean) if largest is None else largest, mean.shape[1]
+    largest, heads = max_nontrivial_attention(mean) if largest is None else largest, mean.shape[1]
     side = 132 if heads <= 4 else 84
     panels = [
         heat(
@@ -185,7 +185,7 @@ def attention_figure(
     return draw(panels, title, subtitle, columns=heads, share_y=True)
 
 
-def largest_choice(mean: Tensor) -> float:
+def max_nontrivial_attention(mean: Tensor) -> float:
     """Returns the largest attention [... query key] of queries that see several keys: others put all of it on one."""
     shares = torch.nan_to_num(mean)
     chosen = shares[(shares > 0).sum(-1) > 1]

@@ -16,7 +16,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError, format_value
 from circuits.fourier_waves import cos_sin, wave_products
 from circuits.tensors import dense_if_array, parse_numbers
-from circuits.validate import index_by_text, is_whole, parse_inputs
+from circuits.validate import is_whole, parse_inputs, stringify_keys
 
 
 def basis(period: int) -> Float[Tensor, "period period"]:
@@ -94,7 +94,7 @@ class Grid:
         sizes = axes.values()
         if not axes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
             raise CircuitsError(f'Grid: axes are names and sizes, {{"row": 7, "col": 7}}; got {self.axes!r}')
-        index_by_text(axes, "Grid", "coordinates")
+        stringify_keys(axes, "Grid", "coordinates")
         object.__setattr__(self, "axes", axes)
 
     @classmethod

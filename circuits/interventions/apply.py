@@ -20,14 +20,19 @@ from circuits.interventions.base import (
     Step,
     WeightEdit,
 )
+from circuits.interventions.clean_and_edited_runs import CleanPassResults, EditedRuns, make_edit_hook
 from circuits.interventions.edge_hooks import patched_edges
-from circuits.interventions.model_runs import CleanPassResults, EditedRuns, make_edit_hook
 from circuits.interventions.paths import check_edges
-from circuits.model.activation_recording import hold_eval_mode, kept_last, recording
+from circuits.model.activation_recording import hold_eval_mode, keep_hooks_last, recording
 from circuits.model.decode_steps import watch_generations
-from circuits.model.edit_state import editing, get_edit_state, hold_model_exclusively, parameters_replaced
+from circuits.model.edit_state import (
+    get_edit_state,
+    hold_model_exclusively,
+    mark_edit_block,
+    parameters_replaced,
+)
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import parse_prompts
+from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site, closest_sites
 from circuits.model.types import SitesLike, TokensLike
@@ -115,7 +120,7 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
     fired: set[int] = set()
     with ExitStack() as stack:
         if plan:
-            stack.enter_context(editing(surface.model))
+            stack.enter_context(mark_edit_block(surface.model))
             stack.callback(watch_generations(surface.model).remove)
         stack.enter_context(
             parameters_replaced(surface.model, [(one.parameter, one.value.tensor) for one in weight_edits])
@@ -125,11 +130,11 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
             hook_function = make_edit_hook(write, call, partial(fired.add, index))
             stack.callback(surface.on_forward(write.hook, hook_function).remove)
         readers = [
-            (hook, partial(_read, call, write, name))
+            (hook, partial(_store_read_activation, call, write, name))
             for write in writes
-            for name, hook in write.replacement.reads(write).items()
+            for name, hook in write.replacement.hooks_read(write).items()
         ]
-        stack.enter_context(kept_last(surface, readers))
+        stack.enter_context(keep_hooks_last(surface, readers))
         stack.enter_context(patched_edges(surface, call))
         yield
     # Only reached when the body raised nothing, and with every hook already off.
@@ -161,7 +166,7 @@ def _explain_unused_edit(surface: HookedModel, place: ActivationEdit | Receiver,
     )
 
 
-def _read(call: EditedRuns, write: ActivationEdit, name: str, activation: Tensor) -> None:
+def _store_read_activation(call: EditedRuns, write: ActivationEdit, name: str, activation: Tensor) -> None:
     if not call.state.suspended:
         call.run.reads[id(write), name] = activation.detach()
 
@@ -220,7 +225,7 @@ def run(
     pattern the queries). Mode, hooks and gradients are as before when it returns or raises.
     """
     prompts = parse_prompts(HookedModel(model), tokens, "run")
-    output, seen = run_with_padding(model, prompts, *interventions, cache=cache)
+    output, seen = run_prompts(model, prompts, *interventions, cache=cache)
     output = prompts.nan_at_padding(output)
     if cache is None or not prompts.padded:
         return output if cache is None else (output, seen)
@@ -228,7 +233,7 @@ def run(
     return output, Activations(shown, seen.mask)
 
 
-def run_with_padding(
+def run_prompts(
     model: Any, prompts: Prompts, *interventions: Intervention, cache: SitesLike | None = None
 ) -> tuple[Any, Activations]:
     """Returns what `run` does, and whatever the model computes at padding."""
@@ -237,7 +242,7 @@ def run_with_padding(
     if cache is not None and (not isinstance(cache, str | Site | Iterable) or isinstance(cache, Tensor)):
         raise CircuitsError(f'cache: give sites such as "z" or a list of them, got {cache!r}')
     sites = [] if cache is None else [cache] if isinstance(cache, str | Site) else list(cache)
-    hooks = list(dict.fromkeys(hook for site in sites for _, hook in surface.at(Site.parse(site))))
+    hooks = list(dict.fromkeys(hook for site in sites for _, hook in surface.hooks_at(Site.parse(site))))
     with (
         hold_eval_mode(model),
         torch.no_grad(),

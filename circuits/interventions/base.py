@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.decode_steps import WHOLE, DecodeStep
-from circuits.model.edit_state import State
+from circuits.model.edit_state import EditState
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import SiteKind
@@ -36,7 +36,7 @@ class ModelRun:
     """
 
     references: Mapping[Reference, Tensor]
-    state: State
+    state: EditState
     causal: bool
     given: Mapping[str, Any] = field(default_factory=dict)
     tokens: Tensor | None = None
@@ -69,14 +69,14 @@ class HookContext:
         """The mask of this call's padding, bool [batch pos], true at tokens; None where there is none."""
         return self.decode_step.mask
 
-    def real(self, current: Tensor) -> Tensor:
+    def token_mask(self, current: Tensor) -> Tensor:
         """Returns the mask of the run and of what came before it, [batch pos], all true where it has no padding."""
         if self.decode_step.real is not None:
             return self.decode_step.real.to(current.device)
         length = self.decode_step.start + current.shape[self.write.kind.query_axis]
         return torch.ones(len(current), length, dtype=torch.bool, device=current.device)
 
-    def number(self, row: int) -> int:
+    def batch_index(self, row: int) -> int:
         """Returns the number in the whole batch of a row of this call."""
         rows = self.run.state.rows
         if rows is None:
@@ -87,7 +87,7 @@ class HookContext:
         """Returns the result of a clean pass, on the device and in the dtype of the activation."""
         return self.references[name].to(device=current.device, dtype=current.dtype)
 
-    def per_example(self, whole: Tensor, size: int, what: str) -> Tensor:
+    def rows_of_this_call(self, whole: Tensor, size: int, what: str) -> Tensor:
         """Returns the rows of a whole-batch tensor that belong to this call."""
         state = self.run.state
         total = size if state.total is None else state.total
@@ -104,7 +104,7 @@ class Reduction(ABC):
     """
 
     @abstractmethod
-    def piece(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+    def reduce_chunk(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         """Returns the sum over the examples of one piece, in float64."""
 
     @abstractmethod
@@ -125,7 +125,7 @@ class MeanOverExamples(Reduction):
         """Returns which of its own positions of each example are in the mean, bool [batch pos], tokens first."""
         return replace(WHOLE, real=prompts.reached).selected(self.positions, prompts.shape[1], "a mean")
 
-    def piece(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+    def reduce_chunk(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         activation, axis = activation.double(), kind.query_axis
         if prompts.padded:
             activation = prompts.in_order(activation, kind.position_axes, lowest=True)
@@ -170,13 +170,13 @@ class Replacement(ABC):
         """Returns the clean passes it needs; their results arrive under the same names in `HookContext.references`."""
         return {}
 
-    def on(self, surface: HookedModel, owner: Intervention) -> Replacement:
+    def resolve(self, surface: HookedModel, owner: Intervention) -> Replacement:
         """Returns the replacement for one model, with texts as its tokens; refuses a model in which it would have
         another meaning. Messages name its owner.
         """
         return self
 
-    def reads(self, write: ActivationEdit) -> dict[str, str]:
+    def hooks_read(self, write: ActivationEdit) -> dict[str, str]:
         """Returns the other hooks of the same pass whose activations it needs, by their name in `ModelRun.reads`."""
         return {}
 

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch
-from circuits.interventions.model_runs import EditedRuns, replacement_for
-from circuits.interventions.paths import BY_HEAD, order_of, receivers_of, receiving_heads
+from circuits.interventions.clean_and_edited_runs import EditedRuns, replacement_for
+from circuits.interventions.paths import BY_HEAD, order_of, receiver_site_order, receiving_heads
 from circuits.interventions.replacements import FromTensors, Zero
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, Handles
-from circuits.model.projections import OUTPUTS, Projections, check_made
+from circuits.model.projections import OUTPUTS, Projections, check_recomputed
 from circuits.model.sites import KINDS
 from circuits.tensors import Span
 
@@ -37,7 +37,7 @@ Place = tuple[str, int | None]  # a receiving hook, and a head of it; None where
 
 
 @dataclass
-class EdgeRun:
+class EdgeRunState:
     """The differences that one run has collected so far. It holds tensors alone, as the run keeps it.
 
     Attributes:
@@ -66,7 +66,7 @@ class EdgeRun:
     busy: bool = False
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def hooks_paused(self) -> Iterator[None]:
         """Lets modules be called inside the block for another stream than the run's."""
         busy, self.busy = self.busy, True
         try:
@@ -82,7 +82,7 @@ class EdgeHooks:
         """Numbers the senders; finds which are replaced for each receiving head, and each group's last receiver."""
         self._surface, self._call = surface, call
         self._projections = Projections.of(surface)
-        self._receivers = receivers_of(surface)
+        self._receivers = receiver_site_order(surface)
         self._through_mlps = call.edges[0].through == "mlps"
         self._senders: list[EdgePatch] = []  # by number, an edge from each
         self._at: dict[str, list[int]] = {}  # by hook, the senders there
@@ -124,44 +124,44 @@ class EdgeHooks:
     def register(self) -> None:
         """Puts hooks onto every place where senders' changes arise, pass on or are received, anew where they are on."""
         self.remove()
-        functions: list[tuple[str, Callable[[EdgeRun, Tensor], Tensor | None]]] = [
-            (hook, partial(self._embedding, hook)) for hook in ("hook_embed", "hook_pos_embed")
+        functions: list[tuple[str, Callable[[EdgeRunState, Tensor], Tensor | None]]] = [
+            (hook, partial(self._at_embedding, hook)) for hook in ("hook_embed", "hook_pos_embed")
         ]
         for layer in range(self._surface.n_layers):
             functions += [
                 (hook_at("resid_pre", layer), partial(self._at_resid_pre, layer)),
-                *((hook_at(site, layer), partial(self._receive, site, layer)) for site in BY_HEAD),
+                *((hook_at(site, layer), partial(self._replace_qkv, site, layer)) for site in BY_HEAD),
                 (hook_at("z", layer), partial(self._collect_inner_changes, "z", layer)),
                 (hook_at("attn_out", layer), partial(self._collect_output_changes, "attn_out", layer)),
-                (hook_at("resid_mid", layer), partial(self._between, layer)),
+                (hook_at("resid_mid", layer), partial(self._at_resid_mid, layer)),
                 (hook_at("mlp_post", layer), partial(self._collect_inner_changes, "mlp_post", layer)),
                 (hook_at("mlp_out", layer), partial(self._collect_output_changes, "mlp_out", layer)),
-                (hook_at("resid_post", layer), partial(self._after, layer)),
+                (hook_at("resid_post", layer), partial(self._at_resid_post, layer)),
             ]
         handles: list[Handle] = [
-            self._surface.before(hook, partial(self._in_run, function))
+            self._surface.on_input(hook, partial(self._in_run, function))
             for hook, function in functions
             if hook in self._surface.hooks
         ]
         for layer in range(self._surface.n_layers):
             if (hook_at("mlp_pre", layer), None) in self._groups:
-                function = partial(self._in_run, partial(self._read_by_mlp, layer))
-                handles.append(self._surface.before_mlp(layer, function))
+                function = partial(self._in_run, partial(self._replace_mlp_input, layer))
+                handles.append(self._surface.on_mlp_input(layer, function))
         self._handle = Handles(*handles)
 
     def remove(self) -> None:
         self._handle.remove()
 
-    def _in_run(self, function: Callable[[EdgeRun, Tensor], Tensor | None], x: Tensor) -> Tensor | None:
+    def _in_run(self, function: Callable[[EdgeRunState, Tensor], Tensor | None], x: Tensor) -> Tensor | None:
         """Calls a hook function with the run under way, unless it is none of ours, or modules are called aside."""
         if self._call.state.suspended or not self._call.whole:
             return None
-        run: EdgeRun = self._call.run.once("patched edges", EdgeRun)
+        run: EdgeRunState = self._call.run.once("patched edges", EdgeRunState)
         return None if run.busy else function(run, x)
 
     # ---- Hook functions in the order of a run. Each gets the input of its site.
 
-    def _embedding(self, hook: str, run: EdgeRun, x: Tensor) -> None:
+    def _at_embedding(self, hook: str, run: EdgeRunState, x: Tensor) -> None:
         output = self._after_hooks(run, hook, x)
         if hook == "hook_pos_embed" and "pos_embed" not in self._surface.embeddings:
             run.positions = output
@@ -169,7 +169,7 @@ class EdgeHooks:
         run.left = output if run.left is None else run.left + output
         run.changes |= self._changes_at(run, hook, output)
 
-    def _at_resid_pre(self, layer: int, run: EdgeRun, x: Tensor) -> None:
+    def _at_resid_pre(self, layer: int, run: EdgeRunState, x: Tensor) -> None:
         """Computes what receivers at q, k and v of a layer get of the stream with the senders' changes.
 
         It is written when their hooks fire; see `_receive`.
@@ -177,19 +177,19 @@ class EdgeHooks:
         order = self._get_receiver_order("q", layer)
         if layer == 0 and run.left is not None:
             run.left = self._propagate_past(
-                run, partial(self._projections.onward, "embed", None), run.left, order
+                run, partial(self._projections.apply_stream_norm, "embed", None), run.left, order
             )
         if run.left is not None and (run.changes or run.carried) and max(self._last.values()) >= order:
             # Whatever changed the stream between blocks would change the differences as well.
             label = self._call.edges[0].label
-            check_made(
+            check_recomputed(
                 x, run.left, label, f"what comes to block {layer} differs from what was handed on to it"
             )
-        beyond_mlp = self._groups_past_mlp(layer) if self._surface.parallel else []
+        beyond_mlp = self._groups_through_mlp(layer) if self._surface.parallel else []
         arriving = self._differences(run, beyond_mlp, x)
         stream = self._carry_past_site_hooks(run, hook_at("resid_pre", layer), order, x)
         if self._surface.parallel:
-            self._before_mlp(run, layer, beyond_mlp, x, arriving, stream)
+            self._prepare_mlp_input(run, layer, beyond_mlp, x, arriving, stream)
         heads_by_site = {site: heads for site in BY_HEAD if (heads := self._heads.get(hook_at(site, layer)))}
         groups = list(
             dict.fromkeys(
@@ -200,26 +200,28 @@ class EdgeHooks:
         )
         if not groups:
             return
-        changes = self._for_receivers(run, groups, stream)
+        changes = self._checked_differences(run, groups, stream)
         projections = self._projections
-        with run.aside():
+        with run.hooks_paused():
             # One by one: hooks inside the norm may depend on the examples in the batch.
-            normed = torch.stack([projections.norm(layer, one) for one in stream + changes])
+            normed = torch.stack([projections.attn_input(layer, one) for one in stream + changes])
             # Last, so that a user's hook that keeps the norm's output keeps the run's.
-            normed_run = projections.norm(layer, stream.clone())
+            normed_run = projections.attn_input(layer, stream.clone())
         # [group batch pos]; `any` of floats is much slower, and NaN counts as a change here too.
         changed = (changes.detach().amax(-1) != 0) | (changes.detach().amin(-1) != 0)
         for site, heads in heads_by_site.items():
             hook = hook_at(site, layer)
-            at = _rows([groups.index(self._groups[hook, head]) for head in heads])
-            weight, bias = projections.by_head(site, layer)
-            of_heads = _rows([int(head) for head in heads if head is not None])
+            at = _slice_or_list([groups.index(self._groups[hook, head]) for head in heads])
+            weight, bias = projections.qkv_weights(site, layer)
+            of_heads = _slice_or_list([int(head) for head in heads if head is not None])
             weight, bias = weight[of_heads], bias[of_heads]
             aside = 0 if run.positions is None or site == "v" else run.positions
-            new, computed = (_read_by(one + aside, weight, bias) for one in (normed[at], normed_run[None]))
+            new, computed = (
+                _project_to_heads(one + aside, weight, bias) for one in (normed[at], normed_run[None])
+            )
             run.received[hook] = of_heads, new, changed[at].permute(1, 2, 0), computed
 
-    def _receive(self, site: str, layer: int, run: EdgeRun, x: Tensor) -> Tensor | None:
+    def _replace_qkv(self, site: str, layer: int, run: EdgeRunState, x: Tensor) -> Tensor | None:
         """Returns q, k or v of a layer with the heads that receive computed anew; `None` where nothing is received."""
         hook = hook_at(site, layer)
         if hook not in run.received:
@@ -227,7 +229,9 @@ class EdgeHooks:
         at, new, changed, computed = run.received.pop(hook)
         new, same = new.to(x.dtype), x[:, :, at]
         label = self._labels[self._groups[hook, self._heads[hook][0]]]
-        check_made(same, computed, label, f"{hook} differs from what ln1 and the weights make of the stream")
+        check_recomputed(
+            same, computed, label, f"{hook} differs from what ln1 and the weights make of the stream"
+        )
         self._call.received.add(hook)
         if new.requires_grad:
             # What carries the run's own value has the source's gradient, which is none.
@@ -239,31 +243,31 @@ class EdgeHooks:
         whole[:, :, at] = output
         return whole
 
-    def _collect_inner_changes(self, site: str, layer: int, run: EdgeRun, x: Tensor) -> None:
+    def _collect_inner_changes(self, site: str, layer: int, run: EdgeRunState, x: Tensor) -> None:
         hook = hook_at(site, layer)
         if hook in self._at:
             output = self._after_hooks(run, hook, x)
             run.inner[site] = output, self._changes_at(run, hook, output)
 
-    def _collect_output_changes(self, site: str, layer: int, run: EdgeRun, x: Tensor) -> None:
+    def _collect_output_changes(self, site: str, layer: int, run: EdgeRunState, x: Tensor) -> None:
         """Collects the differences at a component's output, attn_out or mlp_out."""
         hook = hook_at(site, layer)
         after = self._after_hooks(run, hook, x)
         inner, changes = run.inner.pop(OUTPUTS[site], (None, {}))
         if inner is not None:
-            weight, bias = self._projections.outward(OUTPUTS[site], layer)
+            weight, bias = self._projections.output_weights(OUTPUTS[site], layer)
             label = self._senders[next(iter(changes))].label
             output = inner.flatten(2) @ weight
             output = output if bias is None else output + bias
-            made = self._added_by(run, site, layer, output)
-            check_made(x, made, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
+            made = self._normed_output(run, site, layer, output)
+            check_recomputed(x, made, label, f"{hook} differs from what the weights make of {OUTPUTS[site]}")
             differences = {
                 number: self._project_to_stream(number, change, weight) for number, change in changes.items()
             }
             if made is not output:
 
                 def whole(output: Tensor) -> Tensor:
-                    return self._after_hooks(run, hook, self._added_by(run, site, layer, output))
+                    return self._after_hooks(run, hook, self._normed_output(run, site, layer, output))
 
                 # From the output computed here, so that what has not changed stays exactly as it is.
                 self._propagate_differences(run, whole, output, whole(output), differences)
@@ -274,21 +278,21 @@ class EdgeHooks:
         run.changes |= self._changes_at(run, hook, after)
         for group, mlp_out in run.group_mlp_out.items() if site == "mlp_out" else ():
             # Where the MLP itself is a sender, its output does not depend on the group's stream.
-            silenced = self._replaced_at(group, layer, after)
+            silenced = self._mlp_replaced_mask(group, layer, after)
             run.carried[group] = run.carried.get(group, 0) + (mlp_out - after).masked_fill(silenced, 0)
         if site == "mlp_out":
             run.group_mlp_out.clear()
 
-    def _between(self, layer: int, run: EdgeRun, x: Tensor) -> None:
-        order, groups = self._get_receiver_order("mlp_pre", layer), self._groups_past_mlp(layer)
+    def _at_resid_mid(self, layer: int, run: EdgeRunState, x: Tensor) -> None:
+        order, groups = self._get_receiver_order("mlp_pre", layer), self._groups_through_mlp(layer)
         arriving = self._differences(run, groups, x)
         stream = self._carry_past_site_hooks(run, hook_at("resid_mid", layer), order, x)
         stream = self._propagate_past(
-            run, partial(self._projections.onward, "resid_mid", layer), stream, order
+            run, partial(self._projections.apply_stream_norm, "resid_mid", layer), stream, order
         )
-        self._before_mlp(run, layer, groups, x, arriving, stream)
+        self._prepare_mlp_input(run, layer, groups, x, arriving, stream)
 
-    def _groups_past_mlp(self, layer: int) -> list[Group]:
+    def _groups_through_mlp(self, layer: int) -> list[Group]:
         """Returns the groups on whose streams the MLP of a layer is recomputed."""
         if not self._through_mlps or hook_at("mlp_out", layer) not in self._surface.hooks:
             return []
@@ -296,44 +300,50 @@ class EdgeHooks:
             group for group, last in self._last.items() if last > self._get_receiver_order("mlp_pre", layer)
         ]
 
-    def _before_mlp(
-        self, run: EdgeRun, layer: int, groups: Sequence[Group], x: Tensor, arriving: Tensor, stream: Tensor
+    def _prepare_mlp_input(
+        self,
+        run: EdgeRunState,
+        layer: int,
+        groups: Sequence[Group],
+        x: Tensor,
+        arriving: Tensor,
+        stream: Tensor,
     ) -> None:
         """Prepares what the MLP of a layer receives, and its outputs on the streams of some groups: it reads `x`, with
         the groups' differences `arriving`, which hooks make `stream`.
         """
         receiver = hook_at("mlp_pre", layer), None
         if receiver in self._groups:
-            (run.into_mlp,) = self._for_receivers(run, [self._groups[receiver]], stream)
+            (run.into_mlp,) = self._checked_differences(run, [self._groups[receiver]], stream)
         leaving = self._differences(run, groups, stream)
-        with run.aside():
+        with run.hooks_paused():
             for group, before, after in zip(groups, arriving, leaving, strict=True):
                 if bool(before.any()) or bool(after.any()) or after.requires_grad:
                     run.group_mlp_out[group] = self._projections.mlp(layer, x + before, stream + after)
 
-    def _read_by_mlp(self, layer: int, run: EdgeRun, x: Tensor) -> Tensor | None:
+    def _replace_mlp_input(self, layer: int, run: EdgeRunState, x: Tensor) -> Tensor | None:
         if run.into_mlp is None:
             return None
         change, run.into_mlp = run.into_mlp, None
         self._call.received.add(hook_at("mlp_pre", layer))
         return x + change
 
-    def _after(self, layer: int, run: EdgeRun, x: Tensor) -> Tensor | None:
+    def _at_resid_post(self, layer: int, run: EdgeRunState, x: Tensor) -> Tensor | None:
         """Returns the stream with what a receiver at the block's end gets, `None` for no receiver; keeps it."""
         hook, order, new = hook_at("resid_post", layer), self._get_receiver_order("resid_post", layer), None
         if (hook, None) in self._groups:
-            (change,) = self._for_receivers(run, [self._groups[hook, None]], x)
+            (change,) = self._checked_differences(run, [self._groups[hook, None]], x)
             x = new = x + change
             self._call.received.add(hook)
         stream = self._carry_past_site_hooks(run, hook, order, x)
         # Copied, as a hook on the block may write to it in place.
-        onward = partial(self._projections.onward, "resid_post", layer)
+        onward = partial(self._projections.apply_stream_norm, "resid_post", layer)
         run.left = self._propagate_past(run, onward, stream, order).clone()
         return new
 
     # ---- Differences between the streams of groups and the run's
 
-    def _changes_at(self, run: EdgeRun, hook: str, output: Tensor) -> dict[int, Tensor]:
+    def _changes_at(self, run: EdgeRunState, hook: str, output: Tensor) -> dict[int, Tensor]:
         """Returns, by sender at a site, its replacement − its output in the run."""
         differences = {}
         for number in self._at.get(hook, ()):
@@ -348,7 +358,7 @@ class EdgeHooks:
 
     def _propagate_differences(
         self,
-        run: EdgeRun,
+        run: EdgeRunState,
         onward: Callable[[Tensor], Tensor],
         x: Tensor,
         after: Tensor,
@@ -375,22 +385,22 @@ class EdgeHooks:
                 run.carried[group] = before + onward(x + difference) - after
 
     def _propagate_past(
-        self, run: EdgeRun, onward: Callable[[Tensor], Tensor], x: Tensor, order: int
+        self, run: EdgeRunState, onward: Callable[[Tensor], Tensor], x: Tensor, order: int
     ) -> Tensor:
         """Returns the run's stream after hooks or a norm, to which the collected differences are adapted; the stream
         itself where nothing changes it.
         """
-        with run.aside():
+        with run.hooks_paused():
             after = onward(x)
             if after is not x:
                 self._propagate_differences(run, onward, x, after, run.changes, order)
                 run.changes = {}
         return after
 
-    def _carry_past_site_hooks(self, run: EdgeRun, hook: str, order: int, x: Tensor) -> Tensor:
-        return self._propagate_past(run, partial(self._surface.through, hook), x, order)
+    def _carry_past_site_hooks(self, run: EdgeRunState, hook: str, order: int, x: Tensor) -> Tensor:
+        return self._propagate_past(run, partial(self._surface.apply_hooks, hook), x, order)
 
-    def _for_receivers(self, run: EdgeRun, groups: Sequence[Group], stream: Tensor) -> Tensor:
+    def _checked_differences(self, run: EdgeRunState, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the differences between the streams that groups of receivers read and the run's, [group batch pos
         d_model]; refuses senders that the run has not passed.
         """
@@ -401,7 +411,7 @@ class EdgeHooks:
             )
         return self._differences(run, groups, stream)
 
-    def _differences(self, run: EdgeRun, groups: Sequence[Group], stream: Tensor) -> Tensor:
+    def _differences(self, run: EdgeRunState, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the same differences, of the senders that the run has passed so far."""
         differences = stream.new_zeros(len(groups), *stream.shape)
         if groups and run.changes:
@@ -421,7 +431,7 @@ class EdgeHooks:
         """Returns where a receiver stands in the order of a run."""
         return order_of(receiver, layer, self._receivers)
 
-    def _replaced_at(self, group: Group, layer: int, mlp_out: Tensor) -> Tensor:
+    def _mlp_replaced_mask(self, group: Group, layer: int, mlp_out: Tensor) -> Tensor:
         """Tells where an MLP's output is replaced for a group, boolean, broadcast to the stream."""
         mask, call = torch.zeros((1, 1, 1), dtype=torch.bool, device=mlp_out.device), self._call
         for write in (self._senders[number].sender for number in group):
@@ -429,24 +439,24 @@ class EdgeHooks:
                 mask = mask | write.selected(mlp_out, call.state.rows, call.state.total, call.run.decode_step)
         return mask
 
-    def _after_hooks(self, run: EdgeRun, hook: str, x: Tensor) -> Tensor:
+    def _after_hooks(self, run: EdgeRunState, hook: str, x: Tensor) -> Tensor:
         """Returns the activation after all hooks at a site."""
-        with run.aside():
-            return self._surface.through(hook, x)
+        with run.hooks_paused():
+            return self._surface.apply_hooks(hook, x)
 
-    def _added_by(self, run: EdgeRun, site: str, layer: int, output: Tensor) -> Tensor:
+    def _normed_output(self, run: EdgeRunState, site: str, layer: int, output: Tensor) -> Tensor:
         """Returns what comes to the hooks at attn_out or mlp_out of a sublayer's output; the same object where no norm
         stands between.
         """
-        with run.aside():
-            return self._projections.added(site, layer, output)
+        with run.hooks_paused():
+            return self._projections.apply_sublayer_norm(site, layer, output)
 
     def _project_to_stream(self, number: int, change: Tensor, weight: Tensor) -> Tensor:
         """Returns what a difference at z or mlp_post adds to the stream, by the rows of the weights that it meets."""
         heads = self._senders[number].sender.heads
         if heads is None:
             return change.flatten(2) @ weight
-        at = _rows(heads)
+        at = _slice_or_list(heads)
         return change[:, :, at].flatten(2) @ weight.unflatten(0, (change.shape[2], -1))[at].flatten(0, 1)
 
 
@@ -475,13 +485,13 @@ def _in_stream_layout(change: Tensor, stream: Tensor) -> Tensor:
     return change.to(stream.dtype).expand(stream.shape)
 
 
-def _read_by(streams: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _project_to_heads(streams: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Returns what heads read of their streams [head or 1, batch pos d_model]: [batch pos head d_head]."""
     read = (streams.flatten(1, 2) @ weight).unflatten(1, streams.shape[1:3])
     return read.permute(1, 2, 0, 3) + bias
 
 
-def _rows(indices: Sequence[int]) -> slice | list[int]:
+def _slice_or_list(indices: Sequence[int]) -> slice | list[int]:
     """Returns an index of these rows: a slice, which copies nothing, where one follows the other."""
     first, count = indices[0], len(indices)
     return (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.interventions.base import ActivationEdit, Intervention, MeanOverExamples, Reference, Replacement
-from circuits.interventions.replacements import Computed, Mean
+from circuits.interventions.replacements import FromFunction, Mean
 from circuits.model.heads import HeadSpec, index_on_head_axis, looks_like_heads, parse_heads
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import UNITS, Site
@@ -25,7 +25,7 @@ from circuits.tensors import (
     parse_positions,
     parse_span,
 )
-from circuits.validate import answers_former_names, parse_indices
+from circuits.validate import check_renamed_args, parse_indices
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class Place:
         if self.neurons is not None and self.site.kind.unit is None:
             raise CircuitsError(f"site {self.site} has no neurons; they are edited at mlp_pre and mlp_post")
 
-    def on(self, surface: HookedModel) -> list[tuple[int | None, str, tuple[int, ...] | None]]:
+    def resolve(self, surface: HookedModel) -> list[tuple[int | None, str, tuple[int, ...] | None]]:
         """Returns (layer, hook, head indices or None for the whole tensor) for each hook."""
         if self.heads is None:
-            places = surface.at(self.site)
+            places = surface.hooks_at(self.site)
             for _, hook in places if self.neurons is not None else ():
-                size, unit = surface.width(self.site.kind, hook), self.site.kind.unit
+                size, unit = surface.unit_count(self.site.kind, hook), self.site.kind.unit
                 wrong = [one for one in self.neurons or () if size is not None and not 0 <= one < size]
                 if wrong:
                     raise CircuitsError(f"no {unit} {wrong[0]}: the model has {unit}s 0-{(size or 0) - 1}")
             return [(layer, hook, None) for layer, hook in places]
-        chosen, only = self.heads.on_axis(self.site.kind, surface), self.site.layer
+        chosen, only = self.heads.resolve_on_axis(self.site.kind, surface), self.site.layer
         if only is not None and self.heads.heads is None:
             chosen = tuple(head for head in chosen if head.layer == only)
         layers = tuple(dict.fromkeys(head.layer for head in chosen))
@@ -63,7 +63,7 @@ class Place:
             raise CircuitsError(f"heads {self.heads} are not all in layer {only}, which {self.site} names")
         return [
             (layer, hook, tuple(index_on_head_axis(head) for head in chosen if head.layer == layer))
-            for layer, hook in surface.at(self.site, layers)
+            for layer, hook in surface.hooks_at(self.site, layers)
         ]
 
     def describe(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Edit(Intervention):
 
     def plan(self, surface: HookedModel) -> tuple[ActivationEdit, ...]:
         """Returns a write for each hook of the edit's places; refuses those that the model lacks and must have."""
-        replacement = self.replacement.on(surface, self)
+        replacement = self.replacement.resolve(surface, self)
         with prefix_error_messages(self.name):
             return tuple(
                 ActivationEdit(
@@ -100,12 +100,12 @@ class Edit(Intervention):
                     layer,
                     replacement,
                     heads,
-                    surface.has_groups(kind),
+                    surface.has_kv_groups(kind),
                     place.neurons,
                     self.positions,
                 )
                 for place in self.places
-                for layer, hook, heads in place.on(surface)
+                for layer, hook, heads in place.resolve(surface)
             )
 
     def describe(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class MeanUnderEdit(Mean):
         return {**super().describe(), "of": "edited"}
 
 
-def parse_what(what: Any, caller: str) -> tuple[Place, ...]:
+def parse_target(what: Any, caller: str) -> tuple[Place, ...]:
     """Reads heads (edited at z), a site, or a layer number, which stands for its heads at z and its neurons at
     mlp_post, so that both output biases stay.
     """
@@ -163,7 +163,7 @@ def parse_what(what: Any, caller: str) -> tuple[Place, ...]:
         return (Place(Site("z"), parse_heads(what)),)
 
 
-def parse_places(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
+def parse_heads_at(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
     with prefix_error_messages(caller):
         return (Place(Site(site), parse_heads(spec)),)
 
@@ -219,7 +219,7 @@ def parse_keys(keys: Any, caller: str) -> Positions | None:
     return positions
 
 
-@answers_former_names
+@check_renamed_args
 def edit(
     site: SiteLike,
     fn: Callable[[Tensor], Tensor],
@@ -239,4 +239,4 @@ def edit(
     if not callable(fn):
         raise CircuitsError(f"edit: fn must be a function of the activation, got {fn!r}")
     place = parse_place(site, heads, "edit", neurons, features)
-    return Edit("edit", (place,), Computed(fn), parse_query_positions(positions, "edit"))
+    return Edit("edit", (place,), FromFunction(fn), parse_query_positions(positions, "edit"))

@@ -32,9 +32,9 @@ class Path(Intervention):
         with prefix_error_messages(self.label):
             output = Place(Site("resid_post", surface.n_layers - 1))
             receivers = [output if place is None else place for place in self.receivers]
-            places = [(place, *hook_heads) for place in receivers for hook_heads in place.on(surface)]
+            places = [(place, *hook_heads) for place in receivers for hook_heads in place.resolve(surface)]
         last = max(order_of(write.kind.name, write.layer, SENDERS) for write in senders)
-        table = receivers_of(surface)
+        table = receiver_site_order(surface)
         for place, layer, _, _ in places:
             name = place.site.kind.name
             # Equal orders are refused too: z is computed from q, k and v, and mlp_post from mlp_pre.
@@ -49,7 +49,7 @@ class Path(Intervention):
             EdgePatch(
                 self.label,
                 write,
-                Receiver(hook, place.site.kind, layer, heads, surface.has_groups(place.site.kind)),
+                Receiver(hook, place.site.kind, layer, heads, surface.has_kv_groups(place.site.kind)),
                 self.through,
             )
             for place, layer, hook, heads in places
@@ -114,7 +114,7 @@ def order_of(name: str, layer: int | None, table: dict[str, int]) -> int:
     return table[name] + (_PER_LAYER * layer if layer is not None else -_PER_LAYER)
 
 
-def receivers_of(surface: HookedModel) -> dict[str, int]:
+def receiver_site_order(surface: HookedModel) -> dict[str, int]:
     """Returns the sites of receivers with their order within a layer of this model: where attention and MLP run in
     parallel, they read the same stream and neither hears the other.
 
@@ -126,7 +126,7 @@ def receivers_of(surface: HookedModel) -> dict[str, int]:
 
 def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
     """Refuses edges that cannot be one edit: an edge that is patched twice, or different `through`."""
-    receivers = receivers_of(surface)
+    receivers = receiver_site_order(surface)
     # Sorted, so that a stream comes before its readers.
     edges = sorted(edges, key=lambda edge: order_of(edge.receiver.kind.name, edge.receiver.layer, receivers))
     ways = list(dict.fromkeys(edge.through for edge in edges))
@@ -145,7 +145,7 @@ def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
             )
         order = order_of(edge.receiver.kind.name, edge.receiver.layer, receivers)
         heads = set(receiving_heads(edge.receiver, surface))
-        for part in _parts(edge.sender, surface):
+        for part in _sender_components(edge.sender, surface):
             there = known.setdefault((part, edge.receiver.hook), [])
             others = [other for other, theirs in there if heads & theirs]
             # All later receivers read a stream that receives, so the sender reaches them through it.
@@ -160,7 +160,9 @@ def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
                 streams.setdefault(part, []).append((edge, order))
 
 
-def _parts(sender: ActivationEdit, surface: HookedModel) -> list[tuple[str, int | None, int | None]]:
+def _sender_components(
+    sender: ActivationEdit, surface: HookedModel
+) -> list[tuple[str, int | None, int | None]]:
     """Returns the parts of a sender; two senders that share a part overlap there."""
     name, layer = sender.kind.name, sender.layer
     if name in ("z", "attn_out"):

@@ -20,17 +20,24 @@ from circuits.interventions.base import (
     Replacement,
 )
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import check_no_padding, parse_prompts, tokenise_for_model
-from circuits.model.prompts import Given, Prompts, broadcast_mask, check_pair, gather_columns, own_positions
+from circuits.model.prompt_parsing import check_no_padding, parse_prompts, tokenise_for_model
+from circuits.model.prompts import (
+    Given,
+    Prompts,
+    broadcast_mask,
+    check_pair,
+    gather_columns,
+    positions_from_mask,
+)
 from circuits.model.sites import KINDS
 from circuits.tensors import (
     Positions,
     Snapshot,
     Span,
-    columns_of,
     dense_if_array,
     describe_positions,
-    select_positions,
+    positions_to_columns,
+    positions_to_mask,
 )
 from circuits.validate import parse_choice
 
@@ -50,7 +57,7 @@ class Zero(Replacement):
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         if context.write.kind.name == "scores":
             # A zero in the place of a masked score would let a query see its future.
-            return torch.where(visible(current), torch.zeros_like(current), current)
+            return torch.where(visible_mask(current), torch.zeros_like(current), current)
         return torch.zeros_like(current)
 
     def describe(self) -> dict[str, Any]:
@@ -71,7 +78,7 @@ class _FromPrompts(Replacement):
         assert isinstance(self.given, Prompts)  # texts have become tokens when the edit was planned
         return self.given
 
-    def on(self, surface: HookedModel, owner: Intervention) -> Replacement:
+    def resolve(self, surface: HookedModel, owner: Intervention) -> Replacement:
         with prefix_error_messages(owner.label):
             found = replace(self, given=tokenise_for_model(self.given, surface, self.role))
         found.check(surface, owner.label)
@@ -98,7 +105,7 @@ class Mean(_FromPrompts):
     def check(self, surface: HookedModel, label: str) -> None:
         prompts = self.prompts
         if isinstance(self.at, tuple):
-            select_positions(self.at, prompts.shape[1], f"{label}, reference_positions", prompts.real)
+            positions_to_mask(self.at, prompts.shape[1], f"{label}, reference_positions", prompts.real)
         if self.at is not None and not bool(self.reduction.chosen(prompts).any()):
             raise CircuitsError(f"{label}: the reference has no tokens at reference_positions={self.at}")
         # Means per position need equal lengths only; a mean over positions must see no padding at all.
@@ -115,10 +122,10 @@ class Mean(_FromPrompts):
         if pooled or not (self.prompts.padded or step.open or step.real is not None):
             check_shape(mean, current, context.write, "reference", pooled)
             return mean
-        real, longest = context.real(current), known.max()[None]
+        real, longest = context.token_mask(current), known.max()[None]
         lengths = real.sum(1)
         if step.open:
-            check_reach(step.own(current.shape[kind.query_axis]), longest, current, context, "reference")
+            check_length(step.own(current.shape[kind.query_axis]), longest, current, context, "reference")
         elif int(lengths.max()) > int(longest):
             raise CircuitsError(
                 f"{context.write.label}: the reference has prompts of up to {int(longest)} tokens, the run one of "
@@ -129,7 +136,7 @@ class Mean(_FromPrompts):
                 f"{context.write.label}: queries of prompts of unequal length see different keys; give prompts of one "
                 "length"
             )
-        return select_own_positions(mean, own_positions(real), longest, current, real, context)
+        return select_own_positions(mean, positions_from_mask(real), longest, current, real, context)
 
     def describe(self) -> dict[str, Any]:
         described = {"value": "mean", "over": self.over, "reference": self.given.describe()}
@@ -155,7 +162,7 @@ class Resample(_FromPrompts):
         order = derangement(len(source), self.seed)
         # Rows are put in order first, and then cut to those of this call.
         mask = self.prompts.real[order] if self.prompts.padded else None
-        return source_rows(source[order.to(source.device)], mask, current, context)
+        return align_source(source[order.to(source.device)], mask, current, context)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "resample", "seed": self.seed, "source": self.given.describe()}
@@ -177,7 +184,7 @@ class Noise(Replacement):
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {context.write.hook}".encode()))
         drawn = torch.randn(total, *current.shape[1:], generator=generator, dtype=torch.float64)
         return current + cast_to_dtype_of(
-            self.scale * context.per_example(drawn, len(current), "noise"), current
+            self.scale * context.rows_of_this_call(drawn, len(current), "noise"), current
         )
 
     def describe(self) -> dict[str, Any]:
@@ -203,7 +210,7 @@ class FromTokens(_FromPrompts):
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         source = context.reference("source", current)
         mask = self.prompts.real if self.prompts.padded else None
-        return source_rows(source, mask, current, context, self.at, _UNEQUAL_LENGTHS)
+        return align_source(source, mask, current, context, self.at, _UNEQUAL_LENGTHS)
 
     def describe(self) -> dict[str, Any]:
         described = {"value": "source", "direction": self.direction, "source": self.given.describe()}
@@ -239,7 +246,7 @@ class FromTensors(Replacement):
             cast_to_dtype_of(source.tensor, current),
         )
         by_column = mask is None and self.at is None
-        return source_rows(tensor, mask, current, context, self.at, _UNEQUAL_LENGTHS, by_column)
+        return align_source(tensor, mask, current, context, self.at, _UNEQUAL_LENGTHS, by_column)
 
     def describe(self) -> dict[str, Any]:
         source = {hook: tensor.describe() for hook, tensor in self.activations}
@@ -248,7 +255,7 @@ class FromTensors(Replacement):
 
 
 @dataclass(frozen=True)
-class Computed(Replacement):
+class FromFunction(Replacement):
     """The result of a function of the activation."""
 
     cache_safe = True
@@ -282,7 +289,7 @@ class Uniform(Replacement):
 
     keys: Positions | None = None
 
-    def reads(self, write: ActivationEdit) -> dict[str, str]:
+    def hooks_read(self, write: ActivationEdit) -> dict[str, str]:
         return {"scores": KINDS["scores"].hook.format(write.layer)}
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
@@ -292,7 +299,7 @@ class Uniform(Replacement):
             raise CircuitsError(
                 f"{context.write.label}: no attention scores were seen, so the visible keys are unknown"
             )
-        chosen = may_see = visible(scores)
+        chosen = may_see = visible_mask(scores)
         if self.keys is not None:
             step, label = context.decode_step, context.write.label
             # The keys of a call end where its queries do; a sliding cache has dropped the first of them.
@@ -315,7 +322,7 @@ class Uniform(Replacement):
         return {"value": "uniform", "keys": None if self.keys is None else list(self.keys)}
 
 
-def visible(scores: Tensor) -> Tensor:
+def visible_mask(scores: Tensor) -> Tensor:
     """Tells which attention scores are not masked: neither minus infinity nor so low that only a mask can be there."""
     return scores > torch.finfo(scores.dtype).min / 2
 
@@ -356,7 +363,7 @@ def check_shape(
         )
 
 
-def check_reach(own: Tensor, lengths: Tensor, current: Tensor, context: HookContext, what: str) -> None:
+def check_length(own: Tensor, lengths: Tensor, current: Tensor, context: HookContext, what: str) -> None:
     """Refuses an edit, while the model generates, at positions of the run, `own` [batch or 1, pos], that are beyond the
     `lengths` [batch or 1] of the source.
     """
@@ -372,7 +379,7 @@ def check_reach(own: Tensor, lengths: Tensor, current: Tensor, context: HookCont
         )
 
 
-def source_rows(
+def align_source(
     source: Tensor,
     mask: Tensor | None,
     current: Tensor,
@@ -394,26 +401,26 @@ def source_rows(
     as_they_are = by_column or (mask is None and step.real is None)
     if (at is None and as_they_are and not step.open) or source.ndim != current.ndim:
         check_shape(source, current, write, "source")
-        return source if len(source) == 1 else context.per_example(source, len(current), what)
+        return source if len(source) == 1 else context.rows_of_this_call(source, len(current), what)
     there = torch.ones(len(source), source.shape[axis], dtype=torch.bool) if mask is None else mask
     if at is not None:
-        select_positions(at, source.shape[axis], f"{write.label}, source_positions", there)
+        positions_to_mask(at, source.shape[axis], f"{write.label}, source_positions", there)
     if len(source) > 1:
-        source, there = (context.per_example(one, len(current), what) for one in (source, there))
+        source, there = (context.rows_of_this_call(one, len(current), what) for one in (source, there))
     there = there.to(current.device)
     if at is not None:
         values = gather_columns(source, _paired_columns(at, there, current, context), axis)
         check_shape(values, current, write, "source")
         return values
-    real = context.real(current)
+    real = context.token_mask(current)
     real = torch.ones_like(real) if by_column else real
-    own, here, lengths = own_positions(real), real.sum(1), there.sum(1).expand(len(real))
+    own, here, lengths = positions_from_mask(real), real.sum(1), there.sum(1).expand(len(real))
     if step.open:
-        check_reach(own[:, step.start :], lengths, current, context, "source")
+        check_length(own[:, step.start :], lengths, current, context, "source")
     elif bool((here != lengths).any()):
         row = int((here != lengths).nonzero()[0])
         raise CircuitsError(
-            f"{write.label}: example {context.number(row)} has {int(here[row])} tokens, the one it takes from "
+            f"{write.label}: example {context.batch_index(row)} has {int(here[row])} tokens, the one it takes from "
             f"{int(lengths[row])}; {advice}"
         )
     start = there.int().argmax(1)[:, None]
@@ -426,7 +433,7 @@ def _paired_columns(at: Positions, source_real: Tensor, current: Tensor, context
     """
     write, decode_step = context.write, context.decode_step
     length = current.shape[write.kind.query_axis]
-    given = columns_of(at, source_real).expand(len(current), len(at))
+    given = positions_to_columns(at, source_real).expand(len(current), len(at))
     columns = torch.full((len(current), length), -1, device=current.device)
     assert isinstance(write.positions, tuple)
     for number, position in enumerate(write.positions):
@@ -434,7 +441,7 @@ def _paired_columns(at: Positions, source_real: Tensor, current: Tensor, context
         theirs = given[:, number, None].to(current.device)
         twice = (here & (columns >= 0) & (columns != theirs)).any(1)
         if bool(twice.any()):
-            row = context.number(int(twice.nonzero()[0]))
+            row = context.batch_index(int(twice.nonzero()[0]))
             raise CircuitsError(
                 f"{write.label}: positions= names a token of example {row} twice, and source_positions= another token "
                 "for each; name it once"
@@ -520,4 +527,4 @@ def align_mean(mean: Tensor, prompts: Prompts) -> Tensor:
     """Returns means [1 pos ...] of own positions at those of each prompt: [batch pos ...], or [1 pos ...]."""
     if not prompts.padded and mean.shape[1] == prompts.shape[1]:
         return mean
-    return gather_columns(mean, own_positions(prompts.real).clamp(0, mean.shape[1] - 1), 1)
+    return gather_columns(mean, positions_from_mask(prompts.real).clamp(0, mean.shape[1] - 1), 1)

@@ -17,20 +17,20 @@ from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError
 from circuits.figures.layout import draw
 from circuits.figures.panels import bars, heat, rows_to_series
-from circuits.figures.results import by_head
-from circuits.interventions.apply import intervene, run_with_padding
+from circuits.figures.results import pivot_by_head
+from circuits.interventions.apply import intervene, run_prompts
 from circuits.interventions.base import Intervention
-from circuits.logit_lens._stream_parts import ReadOut, components, sites_to_cache, streams
+from circuits.logit_lens._stream_parts import ReadOut, component_contributions, readout_sites, sites_to_cache
 from circuits.model.edit_state import mark_running_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import parse_prompts
+from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts, gather_columns
 from circuits.model.sites import Site
 from circuits.model.types import BatchLike, Figure, MetricLike, PositionsLike, TokensLike
 from circuits.statistics import LEVEL, summarise
-from circuits.sweeps.metrics import Metric, is_pair, quote_metric
+from circuits.sweeps.metrics import Metric, is_sum_count_pair, quote_metric
 from circuits.tables import short_table
-from circuits.tensors import Snapshot, columns_of, parse_positions, select_positions
+from circuits.tensors import Snapshot, parse_positions, positions_to_columns, positions_to_mask
 
 # The rest of a metric that counts as rounding, relative to its terms.
 _LINEAR = 1e-5
@@ -93,7 +93,7 @@ def lens(
 
 
 @dataclass(frozen=True)
-class _Run:
+class _LensRun:
     """One forward: some examples' output, residual streams by name and what each component added to the last one."""
 
     rows: slice
@@ -102,36 +102,36 @@ class _Run:
     last: Tensor
     parts: Mapping[str, Tensor]
 
-    def at(self, columns: Tensor) -> _Run:
+    def at(self, columns: Tensor) -> _LensRun:
         """Returns the same at some columns, [example position]."""
         named = (self.streams, self.parts, {"output": self.output, "last": self.last})
         streams, parts, whole = (
             {name: gather_columns(x, columns, 1) for name, x in one.items()} for one in named
         )
-        return _Run(self.rows, whole["output"], streams, whole["last"], parts)
+        return _LensRun(self.rows, whole["output"], streams, whole["last"], parts)
 
 
-def _runs(surface: HookedModel, prompts: Prompts, edited: bool, size: int) -> Iterator[_Run]:
+def _runs(surface: HookedModel, prompts: Prompts, edited: bool, size: int) -> Iterator[_LensRun]:
     """Yields the forwards of all examples."""
-    named, last = streams(surface), Site("resid_post", surface.n_layers - 1)
+    named, last = readout_sites(surface), Site("resid_post", surface.n_layers - 1)
     sites = list(dict.fromkeys([*sites_to_cache(surface), *named.values(), last]))
     for start in range(0, len(prompts), size):
         rows = slice(start, min(start + size, len(prompts)))
         with mark_running_rows(surface.model, rows, len(prompts)):
-            output, seen = run_with_padding(surface.model, prompts[rows], cache=sites)
+            output, seen = run_prompts(surface.model, prompts[rows], cache=sites)
         ends = {name: seen[site] for name, site in named.items()}
-        yield _Run(rows, output, ends, seen[last], components(surface, seen, edited))
+        yield _LensRun(rows, output, ends, seen[last], component_contributions(surface, seen, edited))
 
 
-def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], positions: Any) -> Lens:
+def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_LensRun], positions: Any) -> Lens:
     """Returns the output, the streams and their parts at the positions that are kept."""
     at, columns = parse_positions(positions, "lens, positions"), None
     if isinstance(at, Snapshot):
         raise CircuitsError("lens, positions: without a metric whole numbers, the same in every example")
     if at is not None:
         # Refuses those that are not there.
-        select_positions(at, prompts.shape[1], "lens, positions", prompts.real)
-        columns = columns_of(at, prompts.real)
+        positions_to_mask(at, prompts.shape[1], "lens, positions", prompts.real)
+        columns = positions_to_columns(at, prompts.real)
     kept = [one if columns is None else one.at(columns[one.rows]) for one in runs]
     read_out = ReadOut.of(surface, kept[0].last, kept[0].output)
     for one in kept:
@@ -151,7 +151,7 @@ def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_Run], po
 
 
 def _attribute_metric(
-    surface: HookedModel, runs: Iterator[_Run], metric: Metric, size: int
+    surface: HookedModel, runs: Iterator[_LensRun], metric: Metric, size: int
 ) -> DirectAttribution:
     """Returns the share that each component has in the metric of each example."""
     found: list[tuple[dict[str, Tensor], Tensor, Tensor]] = []
@@ -188,7 +188,7 @@ def _compute_metric_gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Te
             raise CircuitsError(f"lens: one metric at a time; this one gives {', '.join(values)}")
         ((name, value),) = values.items()
         total, count = metric.parse(value, name, len(output), "lens")
-        value = value[0] if is_pair(value) else value
+        value = value[0] if is_sum_count_pair(value) else value
         if not isinstance(value, Tensor) or not value.requires_grad:
             raise CircuitsError(
                 f"lens: {quote_metric(name)} has no gradient; compute it with torch, without detach or argmax"
@@ -198,7 +198,7 @@ def _compute_metric_gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Te
 
 
 def _shares(
-    one: _Run, read_out: ReadOut, gradient: Tensor, total: Tensor
+    one: _LensRun, read_out: ReadOut, gradient: Tensor, total: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Returns the share of each component for each example, [example] in float64, "nonlinear" the rest; and what of
     that may be rounding.
@@ -353,7 +353,7 @@ class DirectAttribution:
     def _table(self, shares: Mapping[str, Tensor]) -> pd.DataFrame:
         sums = np.stack([share.numpy() for share in shares.values()])
         found = summarise(sums, np.broadcast_to(self.counts.numpy(), sums.shape), 0, _DRAWS, 1, LEVEL)
-        rows = [(name, *_place(name)) for name in shares]
+        rows = [(name, *_layer_and_head(name)) for name in shares]
         table = pd.DataFrame(rows, columns=["component", "layer", "head"])
         table = table.astype({"layer": "Int64", "head": "Int64"})
         bounds = {"share_ci_low": found.value_ci_low, "share_ci_high": found.value_ci_high}
@@ -366,7 +366,7 @@ class DirectAttribution:
 
     def plot(self) -> Figure:
         """Returns a plotly figure of the shares: of each layer's attention and MLP as bars, of each head as a map."""
-        heads = by_head(self.frame[self.frame["head"].notna()], "share")
+        heads = pivot_by_head(self.frame[self.frame["head"].notna()], "share")
         panels = [
             bars({"share": rows_to_series(self.layers, "component", "share")}, y=f"share of {self.name}"),
             heat(heads, unit="share", signed=True, row=26),
@@ -377,13 +377,13 @@ class DirectAttribution:
 
 def _sublayer(name: str) -> str:
     """Returns "attention 0", "mlp 0" or, for what belongs to no layer, the name itself."""
-    layer, head = _place(name)
+    layer, head = _layer_and_head(name)
     if layer is None:
         return name
     return f"{'mlp' if head is None and name.startswith(('mlp', 'ln2')) else 'attention'} {layer}"
 
 
-def _place(name: str) -> tuple[int | None, int | None]:
+def _layer_and_head(name: str) -> tuple[int | None, int | None]:
     """Returns the layer and head of a component: of "0.1", "mlp_out.0", "attention 0", "embed"."""
     first, _, last = name.replace(" ", ".").partition(".")
     return (int(first), int(last)) if first.isdigit() else (int(last) if last else None, None)

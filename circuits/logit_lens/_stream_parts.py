@@ -27,7 +27,7 @@ def rounding_tolerance(dtype: torch.dtype, bridged: bool) -> float:
     return _UNITS * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps if bridged else 0.0)
 
 
-def _weights(surface: HookedModel, path: str) -> tuple[Tensor | None, Tensor | None]:
+def _norm_weights(surface: HookedModel, path: str) -> tuple[Tensor | None, Tensor | None]:
     """Returns the weight and the bias of a norm, as far as it has them."""
     # The state_dict is used, because some classes hold an untrained bias in a buffer, as bridges do processed weights.
     known = surface.model.state_dict()
@@ -57,7 +57,7 @@ class Norm:
         """Returns the norm of a part of a stream of this scale, without `shift`."""
         return self.centre(part) / scale * self.gain
 
-    def terms(self, stream: Tensor) -> Tensor:
+    def rounding_sizes(self, stream: Tensor) -> Tensor:
         """Returns the size [batch pos d_model] of what is rounded in the norm of a stream.
 
         Where a mean is subtracted, the largest entry of the stream counts in each.
@@ -75,15 +75,15 @@ class Norm:
         return [cls(*kind, small, one, shift) for kind, one in product(_KINDS, gains)]
 
     @classmethod
-    def at(cls, surface: HookedModel, path: str, x: Tensor) -> Norm:
+    def find(cls, surface: HookedModel, path: str, x: Tensor) -> Norm:
         """Returns the norm at `path`: the kind that makes of `x` what the module makes itself."""
-        module, (gain, shift) = surface.model.get_submodule(path), _weights(surface, path)
+        module, (gain, shift) = surface.model.get_submodule(path), _norm_weights(surface, path)
         with torch.no_grad():
             output: Tensor = module(x)
 
         def error(norm: Norm) -> float:
             predicted = norm.linear(x, norm.scale(x)) + (0.0 if shift is None else shift)
-            rounding = rounding_tolerance(x.dtype, surface.bridged) * norm.terms(x).clamp(min=1e-30)
+            rounding = rounding_tolerance(x.dtype, surface.bridged) * norm.rounding_sizes(x).clamp(min=1e-30)
             return float(((predicted - output).abs() / rounding).max())
 
         best = min(cls.kinds(surface, gain, shift), key=error)
@@ -121,7 +121,7 @@ class ReadOut:
         """Returns the difference from the model's own output, as a multiple of what rounding may cause."""
         predicted, wide = self.output(stream), torch.promote_types(stream.dtype, torch.float32)
         # At each of d_model additions the sum by then is rounded: on average half of all products.
-        products = self.norm.terms(stream).to(wide).square() @ self.weight.to(wide).square()
+        products = self.norm.rounding_sizes(stream).to(wide).square() @ self.weight.to(wide).square()
         terms = (
             products * (len(self.weight) / 2) + self.constant.to(wide).nan_to_num(posinf=0, neginf=0).square()
         )
@@ -149,7 +149,7 @@ class ReadOut:
         weight = weights.get("unembed.W_U")
         weight = weights["unembed.weight"].T.clone() if weight is None else weight.clone()
         bias = weights.get("unembed.b_U", weights.get("unembed.bias", weight.new_zeros(weight.shape[1])))
-        gain, shift = _weights(surface, norm)
+        gain, shift = _norm_weights(surface, norm)
         constant = bias.clone() if shift is None else bias + shift @ weight
         cap = float(getattr(surface.model.cfg, "output_logits_soft_cap", None) or 0)
         kinds = [
@@ -172,7 +172,7 @@ def sites_to_cache(surface: HookedModel) -> list[Site]:
     return [site for site in sites if site.hook(0) in surface.hooks]
 
 
-def streams(surface: HookedModel) -> dict[str, Site]:
+def readout_sites(surface: HookedModel) -> dict[str, Site]:
     """Returns the residual streams that are read out, by name: before the first layer and after each."""
     ends = {
         f"layer {layer}": Site(_LAYER_OUTPUT.format(layer))
@@ -183,12 +183,12 @@ def streams(surface: HookedModel) -> dict[str, Site]:
     return {"embed": Site("resid_pre", 0)} | ends
 
 
-def components(surface: HookedModel, seen: Activations, edited: bool) -> dict[str, Tensor]:
+def component_contributions(surface: HookedModel, seen: Activations, edited: bool) -> dict[str, Tensor]:
     """Returns each component's part of the last residual stream [batch pos d_model], in the order they are added.
 
     Norms on the way are treated as linear maps, with their scales fixed at those of this run.
     """
-    stream = _Stream(surface, seen, edited)
+    stream = _StreamDecomposition(surface, seen, edited)
     stream.normalise("embed", None)
     for layer in range(surface.n_layers):
         stream.add_attention(layer)
@@ -203,7 +203,7 @@ def components(surface: HookedModel, seen: Activations, edited: bool) -> dict[st
     return stream.parts
 
 
-class _Stream:
+class _StreamDecomposition:
     """The residual stream as the sum of its parts, followed through the layers."""
 
     def __init__(self, surface: HookedModel, seen: Activations, edited: bool) -> None:
@@ -241,13 +241,13 @@ class _Stream:
         whole = torch.stack(list(self.parts.values())).sum(0)
         stream = whole if layer is None else self.seen[Site(site, layer)]
         self.attribute_remainder(stream)
-        norm, *_ = Norm.kinds(self.surface, *_weights(self.surface, path))
+        norm, *_ = Norm.kinds(self.surface, *_norm_weights(self.surface, path))
         self._pass(norm, self.parts, norm.scale(stream), path, layer)
 
     def add_attention(self, layer: int) -> None:
         """Adds the output of each head of a layer, and their common biases."""
         z = self.seen[Site("z", layer)]
-        weight, bias = self.projections.outward("z", layer)
+        weight, bias = self.projections.output_weights("z", layer)
         out = weight.detach().unflatten(0, z.shape[2:])
         added = {str(Head(layer, head)): z[:, :, head] @ out[head] for head in range(z.shape[2])}
         if bias is not None:
@@ -255,7 +255,7 @@ class _Stream:
         path = self.surface.sublayer_norm("attn_out", layer)
         if path is not None:
             whole = torch.stack(list(added.values())).sum(0)
-            norm = Norm.at(self.surface, path, whole)
+            norm = Norm.find(self.surface, path, whole)
             self._pass(norm, added, norm.scale(whole), path, layer)
         self.parts |= added
 

@@ -88,7 +88,7 @@ def recording(surface: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, 
 
 
 @contextmanager
-def kept_last(surface: HookedModel, functions: Sequence[tuple[str, Function]]) -> Iterator[None]:
+def keep_hooks_last(surface: HookedModel, functions: Sequence[tuple[str, Function]]) -> Iterator[None]:
     """Calls each function with the activation at its hook as all hooks there leave it, those of inner blocks too.
 
     Blocks may end in any order. A block that adds hooks enters this one behind them, with nothing of its own too.
@@ -125,7 +125,7 @@ def record_rows(
     return seen
 
 
-def chosen_entries(positions: Any, prompts: Prompts, label: str) -> Tensor:
+def parse_position_mask(positions: Any, prompts: Prompts, label: str) -> Tensor:
     """Returns the entries at some positions, bool [batch pos] in the layout of the prompts.
 
     Args:

@@ -24,15 +24,15 @@ from circuits.model.hooks import (
     Function,
     Handle,
     Handles,
-    before_module,
     bind_arguments,
-    on_hook_point,
+    hook_module_input,
+    hook_module_output,
     run_module,
 )
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.softmax_hooks import SoftmaxHooks
-from circuits.model.supported import AT_SOFTMAX, Family, find_model_family
+from circuits.model.supported import AT_SOFTMAX, ModelFamily, find_model_family
 
 BRIDGE = "TransformerBridge"
 
@@ -58,7 +58,7 @@ class Bridge(ABC):
 
     @property
     @abstractmethod
-    def key_heads(self) -> int:
+    def kv_head_count(self) -> int:
         """The number of key-value heads."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Bridge(ABC):
     def block(self, layer: int) -> Any:
         """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
 
-    def _at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
+    def _hook_at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
         """Hooks a site that is met at the softmax; returns None where its hook point is in line."""
         return None
 
@@ -76,13 +76,13 @@ class Bridge(ABC):
         module, given = self._hooks[hook], self._adapt_hook_function(hook, function)
         site, layer = self._sites.get(hook, (hook, None))
         if layer is None:
-            return on_hook_point(module, given)
-        if site == "resid_mid" and self.on_branch(site):
+            return hook_module_output(module, given)
+        if site == "resid_mid" and self.feeds_only_mlp(site):
             return _hook_mlp_stream(module, given, layer)
-        return self._at_softmax(site, layer, given) or on_hook_point(module, given)
+        return self._hook_at_softmax(site, layer, given) or hook_module_output(module, given)
 
-    def before(self, hook: str, function: Function) -> Handle:
-        return before_module(self._hooks[hook], self._adapt_hook_function(hook, function))
+    def on_input(self, hook: str, function: Function) -> Handle:
+        return hook_module_input(self._hooks[hook], self._adapt_hook_function(hook, function))
 
     def _adapt_hook_function(self, hook: str, function: Function) -> Function:
         """Gives a function the activation in the shape of its site, and of runs that use its layer alone."""
@@ -91,35 +91,35 @@ class Bridge(ABC):
         def apply(x: Tensor) -> Tensor | None:
             if not self._is_layer_used(layer):
                 return None
-            new = function(shown := self._shown(hook, x))
+            new = function(shown := self._to_site_shape(hook, x))
             return new if new is None or shown is x else new.reshape(x.shape)
 
         return apply
 
-    def _shown(self, hook: str, x: Tensor) -> Tensor:
+    def _to_site_shape(self, hook: str, x: Tensor) -> Tensor:
         """Returns what a hook point has, in the shape of its site."""
         site, layer = self._sites.get(hook, (hook, None))
         # With `use_split_qkv_input` the heads are apart already.
         by_head = layer is not None and site in _BY_HEAD and x.ndim == 3
         return x.unflatten(-1, (-1, self._d_head(layer or 0))) if by_head else x
 
-    def _flat(self, hook: str, x: Tensor) -> Tensor:
+    def _to_hook_shape(self, hook: str, x: Tensor) -> Tensor:
         """Returns an activation in the shape that its hook point has."""
         site, layer = self._sites.get(hook, (hook, None))
         return x.flatten(-2) if layer is not None and site in _BY_HEAD else x
 
-    def through(self, hook: str, activation: Tensor) -> Tensor:
+    def apply_hooks(self, hook: str, activation: Tensor) -> Tensor:
         site, layer = self._sites.get(hook, (hook, None))
-        if layer is not None and site == "resid_mid" and self.on_branch(site):
+        if layer is not None and site == "resid_mid" and self.feeds_only_mlp(site):
             output: Tensor = self._hooks[hook](copy := activation.clone())
-            _check_stream(output, copy, layer)
+            _check_resid_mid_unhooked(output, copy, layer)
             written = output.is_inference() or output._version > 0
             return output if written or not torch.equal(output, activation) else activation
-        flat = self._flat(hook, activation)
+        flat = self._to_hook_shape(hook, activation)
         output = run_module(self._hooks[hook], flat)
         return activation if output is flat else output.reshape(activation.shape)
 
-    def on_branch(self, site: str) -> bool:
+    def feeds_only_mlp(self, site: str) -> bool:
         """Tells whether a hook point of the residual stream feeds only the MLP."""
         return site == "resid_mid"
 
@@ -147,7 +147,7 @@ class NativeBridge(Bridge):
     """Hooks one native bridge (boot_native)."""
 
     @property
-    def key_heads(self) -> int:
+    def kv_head_count(self) -> int:
         return int(self._attention(0).n_kv_heads)
 
     def block(self, layer: int) -> Any:
@@ -156,7 +156,7 @@ class NativeBridge(Bridge):
     def _d_head(self, layer: int) -> int:
         return int(self._attention(layer).d_head)
 
-    def _at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
+    def _hook_at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
         attention = self._attention(layer)
         in_line = bool(getattr(attention, "accepts_pattern_fn", False))
         if site == "scores" or (site == "pattern" and not in_line):
@@ -171,7 +171,7 @@ class HuggingFaceBridge(Bridge):
     """Hooks one bridge around a Hugging Face model."""
 
     def __init__(
-        self, model: nn.Module, hooks: dict[str, nn.Module], wrapped: nn.Module, family: Family
+        self, model: nn.Module, hooks: dict[str, nn.Module], wrapped: nn.Module, family: ModelFamily
     ) -> None:
         super().__init__(model, hooks, wrapped)
         self._model = model
@@ -190,7 +190,7 @@ class HuggingFaceBridge(Bridge):
                     hooks[hook] = hooks[family.places[kind.name].format(layer)]
 
     @property
-    def key_heads(self) -> int:
+    def kv_head_count(self) -> int:
         return int(getattr(self._cfg, "n_key_value_heads", None) or self._cfg.n_heads)
 
     def block(self, layer: int) -> Any:
@@ -199,27 +199,29 @@ class HuggingFaceBridge(Bridge):
     def _d_head(self, layer: int) -> int:
         return int(self._cfg.d_head)
 
-    def _at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
+    def _hook_at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
         if not self.family.softmax or site not in AT_SOFTMAX:
             return None
         attention: Any = self._blocks[layer].get_submodule("attn").original_component
         return SoftmaxHooks.of(attention, layer).listen(site, function)
 
-    def on_branch(self, site: str) -> bool:
+    def feeds_only_mlp(self, site: str) -> bool:
         return site == "resid_mid" and site not in self.family.places
 
     def on_forward(self, hook: str, function: Function) -> Handle:
         return self._record_run_lengths(hook, super().on_forward(hook, function))
 
-    def before(self, hook: str, function: Function) -> Handle:
-        return self._record_run_lengths(hook, super().before(hook, function))
+    def on_input(self, hook: str, function: Function) -> Handle:
+        return self._record_run_lengths(hook, super().on_input(hook, function))
 
-    def _shown(self, hook: str, x: Tensor) -> Tensor:
-        layer = self._find_flat_layer(hook)
-        return super()._shown(hook, x) if layer is None else x.unflatten(0, (-1, self._lengths[layer]))
+    def _to_site_shape(self, hook: str, x: Tensor) -> Tensor:
+        layer = self._flattened_mlp_layer(hook)
+        return (
+            super()._to_site_shape(hook, x) if layer is None else x.unflatten(0, (-1, self._lengths[layer]))
+        )
 
-    def _flat(self, hook: str, x: Tensor) -> Tensor:
-        return super()._flat(hook, x) if self._find_flat_layer(hook) is None else x.flatten(0, 1)
+    def _to_hook_shape(self, hook: str, x: Tensor) -> Tensor:
+        return super()._to_hook_shape(hook, x) if self._flattened_mlp_layer(hook) is None else x.flatten(0, 1)
 
     @contextmanager
     def without_empty_queries(self) -> Iterator[None]:
@@ -239,37 +241,37 @@ class HuggingFaceBridge(Bridge):
                 stack.callback(handle.remove)
             yield
 
-    def check_angles(self, prompts: Prompts, what: str) -> None:
+    def check_rotary_angles(self, prompts: Prompts, what: str) -> None:
         """Refuses prompts of unequal length where a row gets the rotary angles of the longest in the batch."""
-        if self._rotation and (prompts.padded or "position_ids" in prompts.extra):
+        if self._length_dependent_rope and (prompts.padded or "position_ids" in prompts.extra):
             raise CircuitsError(
-                f"{what}: with {self._rotation} rotary scaling a prompt gets other angles beside a longer one than "
-                "alone; run prompts of each length apart"
+                f"{what}: with {self._length_dependent_rope} rotary scaling a prompt gets other angles beside a longer "
+                "one than alone; run prompts of each length apart"
             )
 
     @cached_property
-    def _rotation(self) -> str | None:
+    def _length_dependent_rope(self) -> str | None:
         """The rotary scaling whose angles depend on the longest row of a run."""
         config: Any = self._wrapped.config
         scaling = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
         return next((kind for kind in ("dynamic", "longrope") if kind in scaling), None)
 
-    def forget_lengths(self) -> None:
+    def reset_rotary_cache(self) -> None:
         """Makes the next run compute its rotary angles anew; with dynamic scaling they would be an earlier, longer
         run's.
         """
-        for module in modules_of(self._model) if self._rotation else ():
+        for module in modules_of(self._model) if self._length_dependent_rope else ():
             for name in [each for each in vars(module) if each.endswith("max_seq_len_cached")]:
                 setattr(module, name, 0)
 
-    def _find_flat_layer(self, hook: str) -> int | None:
+    def _flattened_mlp_layer(self, hook: str) -> int | None:
         """Returns the layer of a hook point that has batch and positions on one axis."""
         site, layer = self._sites.get(hook, (hook, None))
         return layer if self.family.flat_mlp and site in _IN_MLP else None
 
     def _record_run_lengths(self, hook: str, handle: Handle) -> Handle:
         """Notes the length of each run, where a hook point that is hooked has batch and positions on one axis."""
-        layer, lengths = self._find_flat_layer(hook), self._lengths
+        layer, lengths = self._flattened_mlp_layer(hook), self._lengths
         if layer is None:
             return handle
         start = self._hooks[KINDS["resid_pre"].hook.format(layer)]
@@ -327,7 +329,7 @@ def _hook_mlp_stream(module: nn.Module, function: Function, layer: int) -> Handl
         new = function(output.clone())
         if new is None:
             return None
-        _check_stream(output, stream, layer)
+        _check_resid_mid_unhooked(output, stream, layer)
         return output.copy_(new)
 
     return Handles(
@@ -336,7 +338,7 @@ def _hook_mlp_stream(module: nn.Module, function: Function, layer: int) -> Handl
     )
 
 
-def _check_stream(output: Tensor, stream: Tensor, layer: int) -> None:
+def _check_resid_mid_unhooked(output: Tensor, stream: Tensor, layer: int) -> None:
     """Refuses hooks of the user's at resid_mid: the MLP reads their output, but the stream does not carry it on."""
     if output is not stream:
         raise CircuitsError(

@@ -16,7 +16,7 @@ from circuits.errors import CircuitsError
 from circuits.model.activation_recording import hold_eval_mode, recording
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, hooks_on
-from circuits.model.inputs import parse_prompts
+from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.sites import KINDS, Site
 from circuits.model.supported import decided, is_unchecked, unchecked
 
@@ -59,7 +59,7 @@ def check(model: nn.Module, tokens: Tensor | None = None) -> pd.DataFrame:
         tokens = parse_prompts(surface, tokens, "check").tokens
         surface.check_inputs(tokens, "check: tokens")
         with hold_eval_mode(model), torch.no_grad():
-            rows = _rows(surface, tokens.to(surface.device))
+            rows = _compare_sites(surface, tokens.to(surface.device))
     finally:
         decided.pop(model)
         if before is not None:
@@ -70,7 +70,7 @@ def check(model: nn.Module, tokens: Tensor | None = None) -> pd.DataFrame:
     return frame
 
 
-def _rows(surface: HookedModel, tokens: Tensor) -> list[tuple[str, int | None, float, str]]:
+def _compare_sites(surface: HookedModel, tokens: Tensor) -> list[tuple[str, int | None, float, str]]:
     clean = _logits(surface.model(tokens))
     tolerance = _TOLERANCE.get(clean.dtype, _HALF)
     _check_wrapped(surface.model, tokens, clean, tolerance)
@@ -109,7 +109,7 @@ def _measure_write_difference(
         noise = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(x)
         if place[0] == "pattern":
             noise = noise * (x != 0)  # Some models mask after the softmax too.
-        return x + noise * _visible(x).std()
+        return x + noise * _zero_masked_scores(x).std()
 
     try:
         with _plain_hooks(surface, len(tokens), *place, write):
@@ -119,7 +119,7 @@ def _measure_write_difference(
     effect = float((expected - clean).abs().max())
     if not seen or not effect > _VISIBLE * float(clean.abs().max()):
         return float("nan"), "a write by plain torch hooks has no effect"
-    if not _same(_visible(read), _visible(seen[0]), tolerance):
+    if not _same(_zero_masked_scores(read), _zero_masked_scores(seen[0]), tolerance):
         return float("nan"), "it holds something else than the module computes"
     with hooks_on(surface.model, [surface.on_forward(Site(*place).hook(), write)]):
         found = _logits(surface.model(tokens))
@@ -187,7 +187,7 @@ def _logits(output: Any) -> Tensor:
     return logits
 
 
-def _visible(x: Tensor) -> Tensor:
+def _zero_masked_scores(x: Tensor) -> Tensor:
     """Returns an activation with masked scores, however low they are, at zero."""
     return x.masked_fill(x < torch.finfo(torch.float16).min / 2, 0.0)
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.hooks import Handle, Handles, MethodWrapper
-from circuits.model.prompts import own_positions
-from circuits.tensors import Positions, Snapshot, Span, select_positions
+from circuits.model.prompts import positions_from_mask
+from circuits.tensors import Positions, Snapshot, Span, positions_to_mask
 
 #: The methods of a model, or of the one that it wraps, that call it once for each new token.
 METHODS = ("generate", "generate_stream", "hf_generate")
@@ -69,7 +69,7 @@ class DecodeStep:
         """Returns the position of each of the run's columns in its row's own tokens, [batch or 1, length]."""
         if self.real is None:
             return torch.arange(self.start, self.start + length)[None]
-        return own_positions(self.real)[:, self.start :]
+        return positions_from_mask(self.real)[:, self.start :]
 
     def selected(
         self,
@@ -89,8 +89,8 @@ class DecodeStep:
             chosen = self._select_prompt_mask(positions.tensor, length, what, rows, batch)
             return chosen if self.mask is None else chosen.to(self.mask.device) & self.mask
         if isinstance(positions, tuple) and not self.open:
-            return select_positions(positions, length, what, self.real)
-        columns, here = self._prompt(positions, length, what), self.own(length)
+            return positions_to_mask(positions, length, what, self.real)
+        columns, here = self._prompt_length(positions, length, what), self.own(length)
         # The lengths of the prompts, [batch or 1, 1].
         prompts = (
             torch.tensor([[columns]]) if self.real is None else self.real[:, :columns].sum(1, keepdim=True)
@@ -117,14 +117,14 @@ class DecodeStep:
         self, mask: Tensor, length: int, what: str, rows: slice | Tensor | None, batch: int
     ) -> Tensor:
         """Returns a mask over the prompt, [pos] or [batch pos], cut to the run, false beyond the prompt."""
-        prompt = self._prompt(None, length, "a mask")
+        prompt = self._prompt_length(None, length, "a mask")
         if mask.shape[-1] != prompt or (mask.ndim == 2 and len(mask) != batch):
             axes, run = ("[batch pos]", [batch, prompt]) if mask.ndim == 2 else ("[pos]", [prompt])
             raise CircuitsError(f"{what}: the mask is {axes} = {list(mask.shape)}, the run is {run}")
         mask = mask if mask.ndim == 1 or rows is None else mask[rows]
         return slice_positions(mask, -1, self.start, length, False) if self.open else mask
 
-    def _prompt(self, positions: Positions | Span | None, length: int, what: str) -> int:
+    def _prompt_length(self, positions: Positions | Span | None, length: int, what: str) -> int:
         relative = positions is None or (
             positions.relative if isinstance(positions, Span) else min(positions) < 0
         )

@@ -18,7 +18,7 @@ from circuits.errors import CircuitsError
 
 
 @dataclass
-class State:
+class EditState:
     """The edits of one model, from the first block that opens to the last that ends.
 
     Nested blocks share it, so that a clean pass silences all of them.
@@ -56,25 +56,25 @@ class State:
             for parameter, value in values.items():
                 parameter.copy_(value)
         # Of all: the q, k and v of GPT-2's bridge are columns of one matrix, whose version is that of each.
-        self.written = {one: _stamp(one) for one in {**self.written, **values}}
+        self.written = {one: _version_and_address(one) for one in {**self.written, **values}}
 
     def current(self) -> dict[nn.Parameter, Tensor]:
         """Returns what the open blocks give parameters; a later block overrides an earlier."""
         return {parameter: value for block in self.replacing for parameter, value in block.items()}
 
 
-def _stamp(parameter: nn.Parameter) -> tuple[int, int]:
+def _version_and_address(parameter: nn.Parameter) -> tuple[int, int]:
     """Returns torch's version counter and the address of a parameter."""
     return 0 if parameter.is_inference() else parameter._version, parameter.data_ptr()
 
 
-_states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
+_states: WeakKeyDictionary[nn.Module, EditState] = WeakKeyDictionary()
 # Of two threads that come at once the later one is refused.
 _holding = threading.Lock()
 
 
-def get_edit_state(model: nn.Module) -> State:
-    return _states.setdefault(model, State())
+def get_edit_state(model: nn.Module) -> EditState:
+    return _states.setdefault(model, EditState())
 
 
 def check_thread(owner: threading.Thread) -> None:
@@ -130,7 +130,7 @@ def undo_on_exit(model: nn.Module, undo: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def suspended(model: nn.Module) -> Iterator[None]:
+def edits_suspended(model: nn.Module) -> Iterator[None]:
     """Silences our hooks and restores the original weights inside the block; the user's own hooks stay active."""
     with hold_model_exclusively(model):
         state = get_edit_state(model)
@@ -154,11 +154,11 @@ def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
     Blocks of ours may have replaced weights and put them back. Writes by way of `data`, which torch does not count, are
     not noticed.
     """
-    before = {one: _stamp(one) for one in parameters_of(model)}
+    before = {one: _version_and_address(one) for one in parameters_of(model)}
     # The memory of before is held, so that no other tensor can have its address.
     held = [parameter.detach() for parameter in before]
     yield
-    after = {one: _stamp(one) for one in parameters_of(model)}
+    after = {one: _version_and_address(one) for one in parameters_of(model)}
     del held
     ours = get_edit_state(model).written
     for parameter, version in after.items():
@@ -195,7 +195,7 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 @contextmanager
-def editing(model: nn.Module) -> Iterator[None]:
+def mark_edit_block(model: nn.Module) -> Iterator[None]:
     """Marks a block that edits the model as open."""
     state = get_edit_state(model)
     state.blocks += 1

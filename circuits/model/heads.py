@@ -71,7 +71,7 @@ def group_of(head: Head, surface: HookedModel) -> KeyValueGroup:
 
 def make_head_at_index(kind: SiteKind, layer: int, index: int, surface: HookedModel) -> AnyHead:
     """Returns what stands at a place on the head axis of a site: a head, or a key-value group."""
-    return KeyValueGroup(layer, index) if surface.has_groups(kind) else Head(layer, index)
+    return KeyValueGroup(layer, index) if surface.has_kv_groups(kind) else Head(layer, index)
 
 
 def format_head_label(one: AnyHead, surface: HookedModel, site: str = "") -> str:
@@ -123,11 +123,11 @@ class HeadSpec:
             return rest
         raise CircuitsError(f"heads {self.text}: these are all heads of the model, so there are no others")
 
-    def on_axis(self, kind: SiteKind, surface: HookedModel) -> tuple[AnyHead, ...]:
+    def resolve_on_axis(self, kind: SiteKind, surface: HookedModel) -> tuple[AnyHead, ...]:
         """Returns what the spec names on the head axis of a site, which under grouped-query attention is key-value
         groups at k and v, and heads elsewhere; raises an error that names the other where a spec has the wrong one.
         """
-        groups = surface.has_groups(kind)
+        groups = surface.has_kv_groups(kind)
         if self.heads is None:
             return tuple(
                 make_head_at_index(kind, layer, index, surface)
@@ -139,13 +139,13 @@ class HeadSpec:
             if isinstance(one, Head) and groups:
                 shared = group_of(one, surface)
                 raise CircuitsError(
-                    f"site {kind.name}: head {one} shares key-value group {shared} ({_listed(shared, surface)}) and "
-                    f"cannot be named there alone; write {shared}"
+                    f"site {kind.name}: head {one} shares key-value group {shared} "
+                    f"({_format_served_heads(shared, surface)}) and cannot be named there alone; write {shared}"
                 )
             if isinstance(one, KeyValueGroup) and not groups:
                 raise CircuitsError(
-                    f"site {kind.name}: key-value group {one} is at k and v only; it serves {_listed(one, surface)}: "
-                    "name those"
+                    f"site {kind.name}: key-value group {one} is at k and v only; it serves "
+                    f"{_format_served_heads(one, surface)}: name those"
                 )
         return resolved
 
@@ -192,12 +192,12 @@ def looks_like_heads(text: str) -> bool:
     return bool(re.match(r"\s*(\d|[Ll]\d+[HhKk]|all\s*$)", text)) or not text.strip()
 
 
-def names_heads(given: Any) -> bool:
+def is_heads_like(given: Any) -> bool:
     """Tells whether this is meant as heads: text that looks like them, heads themselves, or a list or tuple of such."""
     if isinstance(given, str):
         return looks_like_heads(given)
     if isinstance(given, tuple | list):
-        return _is_pair(given) or (bool(given) and all(map(names_heads, given)))
+        return _is_pair(given) or (bool(given) and all(map(is_heads_like, given)))
     return isinstance(given, KeyValueGroup | HeadSpec) or hasattr(given, "tolist")
 
 
@@ -218,7 +218,7 @@ def heads(spec: HeadsLike, model: nn.Module) -> tuple[AnyHead, ...]:
     return parse_heads(spec).resolve(HookedModel(model))
 
 
-def _listed(group: KeyValueGroup, surface: HookedModel) -> str:
+def _format_served_heads(group: KeyValueGroup, surface: HookedModel) -> str:
     served = group.serves(surface)
     return f"head{'s' * (len(served) > 1)} {','.join(map(str, served))}"
 

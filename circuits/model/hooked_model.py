@@ -23,9 +23,9 @@ from circuits.model.hooks import (
     Handle,
     MethodWrapper,
     Revocable,
-    before_module,
     bind_arguments,
-    on_hook_point,
+    hook_module_input,
+    hook_module_output,
     run_module,
 )
 from circuits.model.prompts import Prompts
@@ -97,7 +97,7 @@ class HookedModel:
         grouped = self._setting("n_key_value_heads") or cfg.n_heads
         grouped = cfg.n_heads if self._setting("ungroup_grouped_query_attention") else grouped
         #: The number of heads at k and v: fewer than `n_heads` under grouped-query attention.
-        self.key_value_heads: int = grouped if self._bridge is None else self._bridge.key_heads
+        self.key_value_heads: int = grouped if self._bridge is None else self._bridge.kv_head_count
         self.sizes: dict[str, int | None] = {
             "head": cfg.n_heads,
             "d_head": cfg.d_head,
@@ -122,7 +122,7 @@ class HookedModel:
             for layer in range(self.n_layers if kind.name not in served else 0):
                 self.hooks.pop(kind.hook.format(layer), None)
 
-    def at(self, site: Site, layers: tuple[int, ...] | None = None) -> list[tuple[int | None, str]]:
+    def hooks_at(self, site: Site, layers: tuple[int, ...] | None = None) -> list[tuple[int | None, str]]:
         """Returns (layer, full hook name) for each place that `site` names, limited to `layers` where given."""
         if site.layer is not None and site.layer >= self.n_layers:
             raise CircuitsError(f"no site {site}: the model has layers 0-{self.n_layers - 1}")
@@ -151,7 +151,7 @@ class HookedModel:
         """Returns the sites of the table that the model has."""
         return [kind.name for kind in KINDS.values() if kind.hook.format(0) in self.hooks]
 
-    def has_groups(self, kind: SiteKind) -> bool:
+    def has_kv_groups(self, kind: SiteKind) -> bool:
         """Tells whether the head axis of a site holds key-value groups, that several heads share."""
         grouped = kind.head_axis is not None and kind.whole in GROUPED
         return grouped and self.key_value_heads != self.n_heads
@@ -160,7 +160,7 @@ class HookedModel:
         """Returns the size of the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
         return self.key_value_heads if kind.whole in GROUPED else self.n_heads
 
-    def width(self, kind: SiteKind, hook: str) -> int | None:
+    def unit_count(self, kind: SiteKind, hook: str) -> int | None:
         """Returns the number of neurons or features at a hook; None where there are none, or the config gives none."""
         if kind.unit != "feature":
             return self.sizes["d_mlp"] if kind.unit else None
@@ -197,7 +197,7 @@ class HookedModel:
         """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
         return self.block_modules[layer] if self._bridge is None else self._bridge.block(layer)
 
-    def is_input_first(self, path: str) -> bool:
+    def is_weight_in_out(self, path: str) -> bool:
         """Tells whether the weight of a linear map of a bridge is [in out], as in GPT-2, and not [out in]."""
         module: Any = self.model
         for name in path.split("."):
@@ -267,13 +267,13 @@ class HookedModel:
                 lacks = f"takes no {name}" if unknown else f"has no table of segments for {name}"
                 raise CircuitsError(f"{what}: {type(wrapped).__name__} {lacks}; leave it out")
         if self.huggingface is not None:
-            self.huggingface.check_angles(prompts, what)
+            self.huggingface.check_rotary_angles(prompts, what)
         if prompts.padded and not self.bridged and not self.causal:
             raise CircuitsError(
                 f"{what} have padding, which a {self.family} masks in causal attention only; give prompts of one length"
             )
 
-    def inputs(self, prompts: Prompts) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward_arguments(self, prompts: Prompts) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns tokens, and the arguments that make each row what the prompt alone gives."""
         tokens = prompts.tokens.to(self.device, copy=True)
         arguments: dict[str, Tensor] = {name: x.to(self.device) for name, x in prompts.extra.items()}
@@ -285,11 +285,11 @@ class HookedModel:
 
     def call(self, prompts: Prompts) -> Any:
         """Returns the model's output on inputs, each row as the prompt alone gives it."""
-        tokens, arguments = self.inputs(prompts)
+        tokens, arguments = self.forward_arguments(prompts)
         bridge = self.huggingface
         if bridge is None:
             return self.model(tokens, **arguments)
-        bridge.forget_lengths()
+        bridge.reset_rotary_cache()
         with nullcontext() if prompts.mask is None else bridge.without_empty_queries():
             return self.model(tokens, **arguments)
 
@@ -309,32 +309,32 @@ class HookedModel:
         """
         revocable, bridge = Revocable(function, self.model), None if hook in self.spliced else self._bridge
         if bridge is None:
-            revocable.handles = (on_hook_point(self.hooks[hook], revocable),)
+            revocable.handles = (hook_module_output(self.hooks[hook], revocable),)
         else:
             revocable.handles = (bridge.on_forward(hook, revocable),)
         return revocable
 
-    def before(self, hook: str, function: Function) -> Handle:
+    def on_input(self, hook: str, function: Function) -> Handle:
         """Calls `function` with the input of the hook point, before any other hook there; its return value, unless
         None, replaces the input.
         """
         revocable, bridge = Revocable(function, self.model), None if hook in self.spliced else self._bridge
         if bridge is None:
-            revocable.handles = (before_module(self.hooks[hook], revocable),)
+            revocable.handles = (hook_module_input(self.hooks[hook], revocable),)
         else:
-            revocable.handles = (bridge.before(hook, revocable),)
+            revocable.handles = (bridge.on_input(hook, revocable),)
         return revocable
 
-    def through(self, hook: str, activation: Tensor) -> Tensor:
+    def apply_hooks(self, hook: str, activation: Tensor) -> Tensor:
         """Returns an activation after all hooks at a hook point; the same object where nothing changes it.
 
         The activation itself is not written to, as hooks may work in place and the run will reach them again.
         """
         if self._bridge is None or hook in self.spliced:
             return run_module(self.hooks[hook], activation)
-        return self._bridge.through(hook, activation)
+        return self._bridge.apply_hooks(hook, activation)
 
-    def before_mlp(self, layer: int, function: Function) -> Handle:
+    def on_mlp_input(self, layer: int, function: Function) -> Handle:
         """Calls `function` with the residual stream that the MLP of a layer reads; its return value is what the MLP
         reads instead.
         """
@@ -342,7 +342,7 @@ class HookedModel:
         if self._bridge is not None and not self.parallel:
             # The hook point of ln2 feeds only the MLP; the function runs after all hooks that are there now.
             point = self.hooks[KINDS["resid_mid"].hook.format(layer)]
-            revocable.handles = (on_hook_point(point, revocable),)
+            revocable.handles = (hook_module_output(point, revocable),)
             return revocable
         block: Any = self.block(layer)
         if not self.bridged and self._setting("use_hook_mlp_in"):
@@ -357,7 +357,7 @@ class HookedModel:
                     f"blocks.{layer}: ln1 and ln2 are one module, so what the MLP reads cannot be told from what "
                     "attention reads; give each its own, with the same parameters"
                 )
-        revocable.handles = (before_module(reader, revocable),)
+        revocable.handles = (hook_module_input(reader, revocable),)
         return revocable
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from circuits.model.edit_state import State, check_thread, get_edit_state, undo_on_exit
+from circuits.model.edit_state import EditState, check_thread, get_edit_state, undo_on_exit
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]
@@ -60,7 +60,7 @@ class Revocable:
         self._function: Callable[..., Any] | None = function
         state = get_edit_state(model)
         # A hook outside of blocks ends with nothing.
-        self._state = state if state.holders else State()
+        self._state = state if state.holders else EditState()
         self._owner = threading.current_thread()
         self.handles: tuple[Handle, ...] = ()
         self._state.undo[self] = self.remove
@@ -112,12 +112,12 @@ class MethodWrapper:
         return getattr, (self._owner, self._name)
 
 
-def on_hook_point(hook: nn.Module, function: Function) -> Handle:
+def hook_module_output(hook: nn.Module, function: Function) -> Handle:
     """Hooks the output of a hook point that stands in line: the model goes on with the function's return value."""
     return hook.register_forward_hook(lambda module, inputs, output: function(output))
 
 
-def before_module(module: nn.Module, function: Function) -> Handle:
+def hook_module_input(module: nn.Module, function: Function) -> Handle:
     """Hooks the input of a module of one input, before any other hook of it."""
 
     def replaced(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:

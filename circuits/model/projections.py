@@ -47,18 +47,18 @@ class Projections:
                 )
         return cls(surface, tensors)
 
-    def norm(self, layer: int, streams: Tensor) -> Tensor:
+    def attn_input(self, layer: int, streams: Tensor) -> Tensor:
         """Returns what a layer's attention reads of residual streams [row pos d_model]: the streams after its norm."""
         if self.surface.post_norm or self.surface.norms_after_only:
             return streams.clone()  # a caller may keep both
         normed: Tensor = self._block(layer).ln1(streams)
         return normed
 
-    def onward(self, site: str, layer: int | None, stream: Tensor) -> Tensor:
+    def apply_stream_norm(self, site: str, layer: int | None, stream: Tensor) -> Tensor:
         """Returns the residual stream past a site: normalised in a post-norm model, else the same object."""
         return self._normed(self.surface.stream_norm(site, layer), stream)
 
-    def added(self, site: str, layer: int, output: Tensor) -> Tensor:
+    def apply_sublayer_norm(self, site: str, layer: int, output: Tensor) -> Tensor:
         """Returns what is added to the stream, before the hooks at attn_out or mlp_out: the output of the sublayer's
         weights, normalised where a norm follows them, else the same object.
         """
@@ -68,7 +68,7 @@ class Projections:
         normed: Tensor = x if path is None else self.surface.model.get_submodule(path)(x)
         return normed
 
-    def by_head(self, site: str, layer: int) -> tuple[Tensor, Tensor]:
+    def qkv_weights(self, site: str, layer: int) -> tuple[Tensor, Tensor]:
         """Returns the weights of q, k or v [head d_model d_head] and the biases [head d_head]; under grouped-query
         attention those of k and v by key-value group.
         """
@@ -88,13 +88,13 @@ class Projections:
             )
         return parameters[0], parameters[1]
 
-    def outward(self, site: str, layer: int) -> tuple[Tensor, Tensor | None]:
+    def output_weights(self, site: str, layer: int) -> tuple[Tensor, Tensor | None]:
         """Returns the weights from z (heads flattened) or mlp_post to the stream [in d_model], and the bias."""
         path = f"blocks.{layer}.{'attn' if site == 'z' else 'mlp'}"
         name, capital = ("o", "O") if site == "z" else ("out", "out")
         if f"{path}.{name}.weight" in self.tensors:
             weight = self.tensors[f"{path}.{name}.weight"]
-            weight = weight if self.surface.is_input_first(f"{path}.{name}") else weight.mT
+            weight = weight if self.surface.is_weight_in_out(f"{path}.{name}") else weight.mT
             return weight, self.tensors.get(f"{path}.{name}.bias")
         weight = self._weight(f"{path}.W_{capital}")
         return weight.flatten(0, -2), self.tensors.get(f"{path}.b_{capital}")
@@ -130,7 +130,7 @@ class Projections:
         )
 
 
-def check_made(activation: Tensor, computed: Tensor, label: str, what: str) -> None:
+def check_recomputed(activation: Tensor, computed: Tensor, label: str, what: str) -> None:
     """Refuses a model whose activation is not the one computed from another site and the weights."""
     with torch.no_grad():
         error, largest = (activation - computed).abs().max(), activation.abs().max()

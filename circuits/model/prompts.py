@@ -232,7 +232,7 @@ def broadcast_mask(chosen: Tensor, axis: int, ndim: int) -> Tensor:
     return chosen.reshape(shape)
 
 
-def own_positions(mask: Tensor) -> Tensor:
+def positions_from_mask(mask: Tensor) -> Tensor:
     """Returns the position of each column in its row's own tokens, [batch pos]; −1 before the first token."""
     return mask.long().cumsum(1) - 1
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError, prefix_error_messages
-from circuits.model.activation_recording import kept_last
+from circuits.model.activation_recording import keep_hooks_last
 from circuits.model.edit_state import get_edit_state, hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
-from circuits.model.sites import ERROR, FEATURES, KINDS, Site, SiteLike, part_of
+from circuits.model.sites import ERROR, FEATURES, KINDS, Site, SiteLike, sae_part_kind
 
 CALLER = "splice"
 Function = Callable[[Tensor], Tensor]
@@ -42,7 +42,7 @@ class SAEInsertion:
         self.encode, self.decode = encode, decode
         self.features, self.error = nn.Identity(), nn.Identity()
 
-    def like(self, x: Tensor) -> Tensor:
+    def to_sae_dtype(self, x: Tensor) -> Tensor:
         return x if self.dtype is None else x.to(self.dtype)
 
     @property
@@ -50,15 +50,15 @@ class SAEInsertion:
         """Its hook points by full name."""
         points = {FEATURES: self.features, ERROR: self.error}
         return {
-            part_of(part, self.site.kind).hook.format(self.site.layer): point
+            sae_part_kind(part, self.site.kind).hook.format(self.site.layer): point
             for part, point in points.items()
         }
 
-    def edited(self, x: Tensor) -> Tensor | None:
+    def edited_activation(self, x: Tensor) -> Tensor | None:
         """Returns what takes the place of x; None where neither features nor error are changed."""
         # Copies, as the functions may write to what they are given, and give one buffer again and again.
         flat = x.flatten(2)
-        features = self.encode(self.like(flat).clone()).clone()
+        features = self.encode(self.to_sae_dtype(flat).clone()).clone()
         reconstruction = self.decode(features.clone()).clone()
         error = (flat - reconstruction.to(x.dtype)).reshape(x.shape)
         new_features, new_error = self.features(features), self.error(error)
@@ -99,7 +99,7 @@ def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[n
         )
     new: dict[str, SAEInsertion] = {}
     for given, sae in autoencoders.items():
-        hook, splice = _read(given, sae, surface)
+        hook, splice = _parse_autoencoder(given, sae, surface)
         if hook in new:
             raise CircuitsError(f"{CALLER}: {splice.site} is named twice")
         new[hook] = splice
@@ -110,14 +110,14 @@ def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[n
                 raise CircuitsError(f"{CALLER}: there is an autoencoder at {splice.site} already")
         current.update(new)
         try:
-            with kept_last(surface, [(hook, splice.edited) for hook, splice in new.items()]):
+            with keep_hooks_last(surface, [(hook, splice.edited_activation) for hook, splice in new.items()]):
                 yield model
         finally:
             for hook in new:
                 current.pop(hook, None)
 
 
-def _read(given: Any, sae: Any, surface: HookedModel) -> tuple[str, SAEInsertion]:
+def _parse_autoencoder(given: Any, sae: Any, surface: HookedModel) -> tuple[str, SAEInsertion]:
     """Returns the hook that a site names, and its autoencoder, which has been tried on one activation of zeros."""
     with prefix_error_messages(CALLER):
         site = Site.parse(given)
@@ -125,7 +125,7 @@ def _read(given: Any, sae: Any, surface: HookedModel) -> tuple[str, SAEInsertion
             raise CircuitsError(
                 f"an autoencoder reads a site of the table that has a position axis, not {str(site)!r}"
             )
-        places = surface.at(site)
+        places = surface.hooks_at(site)
     if len(places) > 1:
         raise CircuitsError(
             f'{CALLER}: {site} is a site of {len(places)} layers; name one, such as "{site}.0"'
@@ -145,7 +145,7 @@ def _read(given: Any, sae: Any, surface: HookedModel) -> tuple[str, SAEInsertion
     zeros = torch.zeros(1, 1, size, device=surface.device, dtype=next(surface.model.parameters()).dtype)
     try:
         with torch.no_grad():
-            features = encode(splice.like(zeros))
+            features = encode(splice.to_sae_dtype(zeros))
             back = decode(features)
     except Exception as error:
         raise CircuitsError(f"{what} fails on x {list(zeros.shape)}: {str(error).splitlines()[0]}") from error

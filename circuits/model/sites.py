@@ -100,7 +100,7 @@ FEATURES, ERROR = "features", "error"
 _PREFIXES = (f"{FEATURES}.", f"{ERROR}.")
 
 
-def part_of(part: str, whole: SiteKind) -> SiteKind:
+def sae_part_kind(part: str, whole: SiteKind) -> SiteKind:
     """Returns the kind of a part, features or error, of a site into which an autoencoder is spliced."""
     axes = (*whole.axes[:2], "feature") if part == FEATURES else whole.axes
     return SiteKind(f"{part}.{whole.name}", f"{whole.hook}.{part}", axes)
@@ -111,7 +111,7 @@ _PARTS = {
     kind.name: kind
     for whole in KINDS.values()
     if whole.axes[1] == "pos"
-    for kind in (part_of(FEATURES, whole), part_of(ERROR, whole))
+    for kind in (sae_part_kind(FEATURES, whole), sae_part_kind(ERROR, whole))
 }
 
 

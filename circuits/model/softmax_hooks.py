@@ -41,7 +41,7 @@ class SoftmaxHooks:
             self._hooks = Handles(
                 self._attention.register_forward_pre_hook(lambda module, inputs: self._enter(), prepend=True),
                 self._attention.register_forward_hook(
-                    lambda module, inputs, output: self._leave(output), always_call=True
+                    lambda module, inputs, output: self._stop_and_check(output), always_call=True
                 ),
             )
         listener = _Listener(self, site)
@@ -70,7 +70,7 @@ class SoftmaxHooks:
             self._mode = _SoftmaxInterceptor(self)
             self._mode.__enter__()
 
-    def _leave(self, output: Any) -> None:
+    def _stop_and_check(self, output: Any) -> None:
         count = self._stop_watching()
         # After an exception of the module there is no output; after an interrupt only `_stop_watching` is called.
         if output is not None and count != 1:
@@ -80,11 +80,11 @@ class SoftmaxHooks:
                 "there"
             )
 
-    def given(self, scores: Tensor) -> Tensor:
+    def edit_scores(self, scores: Tensor) -> Tensor:
         new = _apply_in_order(self._listeners["scores"], scores)
         return scores if new is None else new
 
-    def returned(self, pattern: Tensor) -> Tensor:
+    def edit_pattern(self, pattern: Tensor) -> Tensor:
         # The module brings the pattern into the dtype of its weights; one that is put there has it, unrounded.
         new = _apply_in_order(
             self._listeners["pattern"], pattern.to(next(self._attention.parameters()).dtype)
@@ -123,10 +123,10 @@ class _SoftmaxInterceptor(TorchFunctionMode):
         if func not in _MET or not args or args[0].ndim != 4:
             return func(*args, **kwargs)
         self.count += 1
-        scores = self._hooks.given(args[0])
+        scores = self._hooks.edit_scores(args[0])
         if not self._hooks.masks_after:
-            return self._hooks.returned(func(scores, *args[1:], **kwargs))
-        self._pattern = self._hooks.returned(pattern_of(scores))
+            return self._hooks.edit_pattern(func(scores, *args[1:], **kwargs))
+        self._pattern = self._hooks.edit_pattern(pattern_of(scores))
         return self._pattern
 
 

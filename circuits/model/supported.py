@@ -50,7 +50,7 @@ AT_SOFTMAX = frozenset({"scores", "pattern"})
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """A class of Hugging Face models, and what bridges around it support.
 
     Attributes:
@@ -78,8 +78,8 @@ class Family:
 _NEOX = {"attention_bias": (True,)}
 _QWEN = {"use_sliding_window": (False,)}
 
-FAMILIES: tuple[Family, ...] = (
-    Family(
+FAMILIES: tuple[ModelFamily, ...] = (
+    ModelFamily(
         "GPT-2",
         "GPT2LMHeadModel",
         _EVERY,
@@ -91,8 +91,8 @@ FAMILIES: tuple[Family, ...] = (
             "add_cross_attention": (False,),
         },
     ),
-    Family("GPT-NeoX", "GPTNeoXForCausalLM", _ROTARY, paths=True, settings=_NEOX),
-    Family(
+    ModelFamily("GPT-NeoX", "GPTNeoXForCausalLM", _ROTARY, paths=True, settings=_NEOX),
+    ModelFamily(
         "GPT-NeoX, parallel (Pythia)",
         "GPTNeoXForCausalLM",
         _ROTARY - {"resid_mid"},
@@ -100,20 +100,20 @@ FAMILIES: tuple[Family, ...] = (
         paths=True,
         settings=_NEOX,
     ),
-    Family("Llama", "LlamaForCausalLM", _ROTARY, paths=True),
-    Family("Qwen2", "Qwen2ForCausalLM", _ROTARY, paths=True, settings=_QWEN),
-    Family("Qwen3", "Qwen3ForCausalLM", _ROTARY, paths=True, settings=_QWEN),
-    Family("Mistral", "MistralForCausalLM", _ROTARY, paths=True),
-    Family("Gemma 2", "Gemma2ForCausalLM", _ROTARY, paths=True),
-    Family(
+    ModelFamily("Llama", "LlamaForCausalLM", _ROTARY, paths=True),
+    ModelFamily("Qwen2", "Qwen2ForCausalLM", _ROTARY, paths=True, settings=_QWEN),
+    ModelFamily("Qwen3", "Qwen3ForCausalLM", _ROTARY, paths=True, settings=_QWEN),
+    ModelFamily("Mistral", "MistralForCausalLM", _ROTARY, paths=True),
+    ModelFamily("Gemma 2", "Gemma2ForCausalLM", _ROTARY, paths=True),
+    ModelFamily(
         "Phi",
         "PhiForCausalLM",
         _ROTARY - {"resid_mid"},
         parallel=True,
         settings={"qk_layernorm": (False,)},
     ),
-    Family("GPT-J", "GPTJForCausalLM", _ROTARY - {"resid_mid"}, parallel=True, softmax=True),
-    Family(
+    ModelFamily("GPT-J", "GPTJForCausalLM", _ROTARY - {"resid_mid"}, parallel=True, softmax=True),
+    ModelFamily(
         "OPT",
         "OPTForCausalLM",
         _EVERY,
@@ -121,7 +121,7 @@ FAMILIES: tuple[Family, ...] = (
         flat_mlp=True,
         settings={"do_layer_norm_before": (True,), "_remove_final_layer_norm": (False,)},
     ),
-    Family(
+    ModelFamily(
         "BERT",
         "BertForMaskedLM",
         _EVERY,
@@ -155,7 +155,7 @@ def is_unchecked(model: nn.Module) -> bool:
     return decided.get(model) == _UNCHECKED
 
 
-def find_model_family(model: nn.Module, wrapped: nn.Module, parallel: bool) -> Family:
+def find_model_family(model: nn.Module, wrapped: nn.Module, parallel: bool) -> ModelFamily:
     """Returns what the bridge `model` around `wrapped` supports, by the table or by its user's decision."""
     listed = listed_family(wrapped, parallel)
     if listed is not None:
@@ -164,10 +164,10 @@ def find_model_family(model: nn.Module, wrapped: nn.Module, parallel: bool) -> F
     sites = served_sites(model, f"a TransformerBridge around {kind} with these settings")
     attention = getattr(next(iter(model.get_submodule("blocks").children())), "attn", None)
     delegated = type(attention).__name__ == "AttentionBridge"
-    return Family(kind, kind, sites, parallel, paths=is_unchecked(model), softmax=delegated)
+    return ModelFamily(kind, kind, sites, parallel, paths=is_unchecked(model), softmax=delegated)
 
 
-def listed_family(wrapped: nn.Module, parallel: bool) -> Family | None:
+def listed_family(wrapped: nn.Module, parallel: bool) -> ModelFamily | None:
     """Returns the row of a wrapped model; None for a class that is not in the table, or other settings."""
     config = getattr(wrapped, "config", None)
     # Embeddings of another width are projected into the stream (OPT-350m).

@@ -8,8 +8,8 @@ patch.attribution(model, base, source, metric)     # only estimates, at one site
 """
 
 from circuits.patch._activations import activations, path
-from circuits.patch._edges import edges
-from circuits.patch._screen import attribution, screen
+from circuits.patch._attribution_patching import attribution, screen
+from circuits.patch._edge_attribution import edges
 
 __all__ = ["activations", "attribution", "edges", "path", "screen"]
 __dir__ = __all__.copy

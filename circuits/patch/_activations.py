@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from circuits.circuit._component_graph import Input, Node, find_input, find_node
+from circuits.circuit._component_graph import Input, Node, input_from_name, node_from_name
 from circuits.circuit._intervention import parse_activation
 from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.interventions.apply import Activations
@@ -18,19 +18,19 @@ from circuits.interventions.edits import (
     parse_place,
     parse_query_positions,
     parse_source_positions,
-    parse_what,
+    parse_target,
 )
 from circuits.interventions.paths import Path, check_ends
 from circuits.interventions.replacements import FromTensors, FromTokens
-from circuits.model.heads import Head, HeadSpec, KeyValueGroup, looks_like_heads, names_heads, parse_heads
-from circuits.model.inputs import is_encoding, parse_given
+from circuits.model.heads import Head, HeadSpec, KeyValueGroup, is_heads_like, looks_like_heads, parse_heads
+from circuits.model.prompt_parsing import is_encoding, parse_tokens_or_texts
 from circuits.model.sites import Site
 from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
 from circuits.tensors import Positions, Snapshot, Span
-from circuits.validate import answers_former_names, parse_choice
+from circuits.validate import check_renamed_args, parse_choice
 
 
-@answers_former_names
+@check_renamed_args
 def activations(
     site: SiteLike,
     source: TokensLike,
@@ -60,7 +60,7 @@ def activations(
     return Edit(caller, (place,), _parse_source(place, source, caller, chosen, source_positions), chosen)
 
 
-@answers_former_names
+@check_renamed_args
 def path(
     sender: PlacesLike,
     receiver: PlacesLike | Sequence[PlacesLike | tuple[SiteLike, HeadsLike]],
@@ -90,14 +90,14 @@ def path(
         source_positions: those of the source that go with `positions`, in their order; default: the same.
     """
     caller = "patch.path"
-    node = find_node(sender.strip()) if isinstance(sender, str) else None
+    node = node_from_name(sender.strip()) if isinstance(sender, str) else None
     if node is not None:
         place = place_of_node(node)
     else:
-        place, *others = parse_what(sender, caller)
+        place, *others = parse_target(sender, caller)
         if others:
             raise CircuitsError(f'{caller}: sender {sender!r} is a layer; name heads or a site: "mlp_out.1"')
-    targets = _receivers(receiver, caller)
+    targets = _parse_receivers(receiver, caller)
     check_ends(place.site, [target.site for target in targets if target is not None])
     if through is not None:
         parse_choice(through, ("mlps",), caller, "through")
@@ -108,18 +108,18 @@ def path(
     return Path(sender_edit, targets, through)
 
 
-def _receivers(given: Any, caller: str) -> tuple[Place | None, ...]:
+def _parse_receivers(given: Any, caller: str) -> tuple[Place | None, ...]:
     """Reads a receiver, a pair of a site and heads, or a list or tuple of several; None is the output."""
-    if isinstance(given, str) and (found := find_input(given.strip())) is not None:
+    if isinstance(given, str) and (found := input_from_name(given.strip())) is not None:
         return (place_of_input(found),)
-    if _is_pair(given):
+    if _is_site_and_heads(given):
         return (parse_place(given[0], given[1], caller),)
     if isinstance(given, list | tuple):
-        inputs = any(isinstance(one, str) and find_input(one.strip()) for one in given)
-        if inputs or not names_heads(given):
+        inputs = any(isinstance(one, str) and input_from_name(one.strip()) for one in given)
+        if inputs or not is_heads_like(given):
             if not given:
                 raise CircuitsError(f'{caller}: no receivers; name some, or "output"')
-            return tuple(dict.fromkeys(place for one in given for place in _receivers(one, caller)))
+            return tuple(dict.fromkeys(place for one in given for place in _parse_receivers(one, caller)))
     if isinstance(given, Site) or (isinstance(given, str) and not looks_like_heads(given)):
         return (parse_place(given, None, caller),)
     with prefix_error_messages(caller):
@@ -145,13 +145,15 @@ def place_of_input(end: Input) -> Place | None:
     if end.layer is None:
         return None
     return (
-        Place(Site(end.site, end.layer)) if end.head is None else Place(Site(end.site), parse_heads(end.node))
+        Place(Site(end.site, end.layer))
+        if end.head is None
+        else Place(Site(end.site), parse_heads(end.node_name))
     )
 
 
-def _is_pair(given: Any) -> bool:
+def _is_site_and_heads(given: Any) -> bool:
     """Returns whether this is a site that has heads, and heads."""
-    if type(given) is not tuple or len(given) != 2 or not names_heads(given[1]):
+    if type(given) is not tuple or len(given) != 2 or not is_heads_like(given[1]):
         return False
     site = given[0]
     if isinstance(site, str) and not looks_like_heads(site):
@@ -174,7 +176,7 @@ def _parse_source(
         )
     if hasattr(source, "keys") and not is_encoding(source):
         return _from_tensors(place, source, caller, at)
-    return FromTokens(parse_given(source, caller, "source"), at)
+    return FromTokens(parse_tokens_or_texts(source, caller, "source"), at)
 
 
 def _from_tensors(place: Place, source: Any, caller: str, at: Positions | None) -> FromTensors:

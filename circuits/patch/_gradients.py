@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.circuit._measurement import Examples, concatenated
+from circuits.circuit._circuit_runner import PatchSetup, concat_per_example
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Replacement
 from circuits.interventions.replacements import FromTokens, Mean, Zero, align_mean
 from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks
-from circuits.model.edit_state import assert_weights_unchanged, suspended
+from circuits.model.edit_state import assert_weights_unchanged, edits_suspended
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import Site
-from circuits.patch._gim import with_gim
-from circuits.sweeps.metrics import BASELINE, PerExample, is_pair, quote_metric
+from circuits.patch._gim_gradients import with_gim
+from circuits.sweeps.metrics import BASELINE, PerExample, is_sum_count_pair, quote_metric
 from circuits.validate import is_whole
 
 #: What the unembedding reads.
@@ -46,7 +46,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class PatchExamples(Examples):
+class PatchExamples(PatchSetup):
     """The examples of a patch whose effects are estimated from gradients.
 
     Attributes:
@@ -59,7 +59,7 @@ class PatchExamples(Examples):
     #: Means over the whole source by hook, which all batches share.
     _means: dict[str, Tensor] = field(default_factory=dict, compare=False)
 
-    def sized(self, given: Any, of_edges: bool = False) -> PatchExamples:
+    def with_size(self, given: Any, of_edges: bool = False) -> PatchExamples:
         """Returns the pair with as many examples in a forward as are asked for, or fit."""
         surface = self.surface
         # Changes of the stream by all senders are in float64, in each order that products need.
@@ -80,7 +80,7 @@ class PatchExamples(Examples):
         """The setting of a result that names positions, where the prompts have words."""
         return {} if self.base.words is None else {"words": self.base.labels()}
 
-    def estimated(
+    def estimate_in_batches(
         self, estimate: Callable[[PatchExamples], tuple[PerExample, Estimates]]
     ) -> tuple[PatchExamples, PerExample, dict[str, np.ndarray]]:
         """Returns the pair with the batch size that fits, the metrics at base, and the estimates of all examples.
@@ -93,13 +93,13 @@ class PatchExamples(Examples):
             pair, surface = replace(self, batch_size=size), self.surface
             baseline: list[PerExample] = []
             parts: dict[str, list[np.ndarray]] = {}
-            for part in pair.parts(size):
+            for part in pair.iter_chunks(size):
                 with ready_for_gradients(surface), assert_weights_unchanged(surface.model, self.caller):
                     values, found = estimate(part)
                 baseline.append(values)
                 for metric, one in found.items():
                     parts.setdefault(metric, []).append(one.cpu().numpy())
-            unedited = concatenated(baseline)
+            unedited = concat_per_example(baseline)
             whole = {metric: np.concatenate(parts[metric], 1) for metric in unedited}
             if bad := [metric for metric, one in whole.items() if not np.isfinite(one).all()]:
                 raise CircuitsError(f"{self.caller}: {quote_metric(bad[0])}: an estimate is not finite")
@@ -123,7 +123,7 @@ class PatchExamples(Examples):
         reached = broadcast_mask(self.base.reached.to(estimate.device), kind.query_axis, estimate.ndim)
         return torch.where(reached, estimate, torch.zeros_like(estimate))
 
-    def patched(self, hooks: Iterable[str]) -> dict[str, Tensor]:
+    def patched_activations(self, hooks: Iterable[str]) -> dict[str, Tensor]:
         """Returns what a patch puts in the place of whole activations, by hook; it broadcasts to them."""
         if self.source is None:
             return dict.fromkeys(hooks, torch.zeros((), device=self.surface.device))
@@ -204,7 +204,7 @@ class PatchExamples(Examples):
             output: Tensor = self.surface.call(prompts)
         if missing := [hook for hook in recorders if hook not in activations]:
             raise CircuitsError(f"{self.caller}: {missing[0]} never fired; this model has it switched off")
-        return Run(self.checked(output), activations)
+        return Run(self.check_output(output), activations)
 
     def gradients(self, run: Run, clean: Tensor, hooks: Iterable[str]) -> dict[str, dict[str, Tensor]]:
         """Returns gradients by metric and hook: of the metric's sum over examples, at the activation.
@@ -217,7 +217,7 @@ class PatchExamples(Examples):
         for name, value in values.items():
             # Shape and type are checked before the gradient, so that the error names them.
             self.metric.parse(value, name, len(run.output), self.caller)
-            total = value[0] if is_pair(value) else value
+            total = value[0] if is_sum_count_pair(value) else value
             if not isinstance(total, Tensor) or not total.requires_grad:
                 others = "; or leave it out here" if len(values) > 1 else ""
                 raise CircuitsError(
@@ -241,7 +241,7 @@ class PatchExamples(Examples):
 @contextmanager
 def ready_for_gradients(surface: HookedModel) -> Iterator[None]:
     """Suspends the edits of all blocks, sets eval mode and leaves inference mode, so that gradients work."""
-    with torch.inference_mode(False), suspended(surface.model), hold_eval_mode(surface.model):
+    with torch.inference_mode(False), edits_suspended(surface.model), hold_eval_mode(surface.model):
         yield
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from circuits.circuit._circuit import Circuit
-from circuits.circuit._component_graph import Effect, Graph, Member, Where, parse_member
+from circuits.circuit._component_graph import Effect, Graph, Member, PositionSet, parse_member
 from circuits.errors import CircuitsError
 from circuits.figures.layout import GREY, draw
 from circuits.figures.panels import Series, points, rows_to_series
@@ -18,9 +18,9 @@ from circuits.interventions.base import Intervention
 from circuits.model.types import Figure
 from circuits.patch._gradients import PatchExamples
 from circuits.statistics import LEVEL, bootstrap, ratio
-from circuits.sweeps.metrics import PerExample, Row, unedited_metrics
+from circuits.sweeps.metrics import PerExample, Row, compare_with_unedited
 from circuits.sweeps.sweep import run_sweep
-from circuits.sweeps.table import SweepResult, p_value_notes, parse_resampling
+from circuits.sweeps.sweep_result import SweepResult, p_value_notes, parse_resampling
 from circuits.tables import chosen_metrics, ci_columns, interval_columns, short_table
 from circuits.validate import is_whole, parse_choice
 
@@ -110,7 +110,7 @@ class ScreenResult:
         metric = self.metrics[0] if metric is None else parse_choice(metric, self.metrics, caller, "metric")
         parse_choice(by, ("best", "estimate", "effect"), caller, "by")
         rows = self.frame[self.frame["metric"] == metric]
-        rows = rows.assign(size=ranking_sizes(rows, self.settings["rank"], by)).dropna(subset="size")
+        rows = rows.assign(size=effect_magnitudes(rows, self.settings["rank"], by)).dropna(subset="size")
         # Of equal ones the larger estimate is first.
         return rows.iloc[np.lexsort([rows["rank"], -rows["size"]])]
 
@@ -131,7 +131,7 @@ class ScreenResult:
         return found
 
     def _circuit_of(self, rows: pd.DataFrame, caller: str) -> Circuit:
-        where: dict[Member, Where] = {}
+        where: dict[Member, PositionSet] = {}
         effects: dict[Member, Effect] = {}
         numbers = rows[["metric", "estimate", "effect"]].astype(object).where(rows.notna(), None)
         for name, effect in zip(self._names(rows, caller), numbers.itertuples(index=False), strict=True):
@@ -144,7 +144,7 @@ class ScreenResult:
         return Circuit.of(self.kind, where, self.graph, effects)
 
 
-def ranking_sizes(rows: pd.DataFrame, rank: str, by: str = "best") -> pd.Series:
+def effect_magnitudes(rows: pd.DataFrame, rank: str, by: str = "best") -> pd.Series:
     """Returns the size of each row: that of the exact effect, of the estimate, or the best that is known.
 
     Args:
@@ -178,7 +178,7 @@ def parse_options(caller: str, exact: Any, seed: Any, draws: Any, flips: Any, ra
     return ScreenOptions(None if exact == "all" else int(exact), rank, resampling)
 
 
-def tabulate_screening(
+def measure_and_tabulate(
     pair: PatchExamples,
     unedited: PerExample,
     estimates: Mapping[str, np.ndarray],
@@ -214,7 +214,7 @@ def tabulate_screening(
             pair.surface,
             pair.base,
             {name: patch(at) for name, at in zip(names, chosen, strict=True)},
-            replace(pair.metric, default=unedited_metrics),
+            replace(pair.metric, default=compare_with_unedited),
             options.resampling,
             batch_size=pair.batch_size,
         )
@@ -230,7 +230,7 @@ def tabulate_screening(
     settings = settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.surface.settings
     settings |= options.resampling | {"n": len(pair.base), "level": LEVEL}
     # Metrics keep their order; of equal rows the larger estimate is first.
-    order = [frame["rank"], -ranking_sizes(frame, options.rank), pd.factorize(frame["metric"])[0]]
+    order = [frame["rank"], -effect_magnitudes(frame, options.rank), pd.factorize(frame["metric"])[0]]
     frame = frame.iloc[np.lexsort(order)].reset_index(drop=True)
     whole = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(whole, "Int64"))

@@ -15,11 +15,11 @@ from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike, TokensLike
-from circuits.patterns._pattern_reading import PatternPass, Recorded, parse_run
+from circuits.patterns._pattern_reading import PatternPass, Recorded, parse_tokens_or_recorded
 from circuits.statistics import bootstrap, ratio
 from circuits.tables import interval_columns, short_table
 from circuits.tensors import parse_numbers
-from circuits.validate import answers_former_names, parse_draws, parse_seed
+from circuits.validate import check_renamed_args, parse_draws, parse_seed
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Following(_PairedMeasure):
         return self._heads(self.frame["share_ci_low"] >= at_least)
 
 
-@answers_former_names
+@check_renamed_args
 def movement(
     model: nn.Module,
     tokens: TokensLike | Recorded,
@@ -112,7 +112,7 @@ def movement(
     return Movement(pairs.table("distance", sums, compared))
 
 
-@answers_former_names
+@check_renamed_args
 def follow(
     model: nn.Module,
     tokens: TokensLike | Recorded,
@@ -215,7 +215,7 @@ class _Pairs:
         """
         seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
         first = PatternPass.of(caller, model, tokens, positions)
-        second, recorded = parse_run(first.surface, other, caller)
+        second, recorded = parse_tokens_or_recorded(first.surface, other, caller)
         _check_pairs(first.prompts, second, caller)
         laid_out = second.like(first.prompts)
         # A record of another layout is of no use.

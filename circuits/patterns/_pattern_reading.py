@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.errors import CircuitsError
 from circuits.figures.results import attention_figure
-from circuits.interventions.replacements import visible
-from circuits.model.activation_recording import chosen_entries, record_rows
+from circuits.interventions.replacements import visible_mask
+from circuits.model.activation_recording import parse_position_mask, record_rows
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import check_no_padding, parse_prompts
+from circuits.model.prompt_parsing import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.types import Figure, PositionsLike, TokensLike
-from circuits.validate import answers_former_names
+from circuits.validate import check_renamed_args
 
 # Numbers for each entry of a pattern: with what is computed of it in double precision it then stays in the cache.
 _PER_ENTRY = 32
@@ -40,7 +40,7 @@ class Recorded:
     patterns: Patterns = field(repr=False)
 
 
-@answers_former_names
+@check_renamed_args
 def record(model: nn.Module, tokens: TokensLike, *, batch_size: int | None = None) -> Recorded:
     """Runs a model once and keeps its attention patterns, for several functions of this module.
 
@@ -113,7 +113,7 @@ class Maps:
         return attention_figure(self.mean, labels or self.labels, titles or {}, title)
 
 
-@answers_former_names
+@check_renamed_args
 def attention(
     model: nn.Module,
     tokens: TokensLike | Recorded,
@@ -164,8 +164,8 @@ class PatternPass:
     def of(cls, caller: str, model: Any, tokens: Any, positions: Any) -> PatternPass:
         """Reads the arguments that all passes share."""
         surface = HookedModel(model)
-        prompts, recorded = parse_run(surface, tokens, caller)
-        selected = chosen_entries(positions, prompts, caller)
+        prompts, recorded = parse_tokens_or_recorded(surface, tokens, caller)
+        selected = parse_position_mask(positions, prompts, caller)
         check_no_padding(surface, prompts, selected, caller)
         counted = prompts.in_order(selected & prompts.real) & prompts.reached
         return cls(caller, surface, prompts, counted, recorded)
@@ -206,7 +206,7 @@ class PatternPass:
         found: Patterns = []
         for of_scores, of_pattern in zip(scores, patterns, strict=True):
             pattern = raw.pop(of_pattern)
-            seen = visible(raw.pop(of_scores)).expand_as(pattern)
+            seen = visible_mask(raw.pop(of_scores)).expand_as(pattern)
             if self.prompts.padded:
                 axes = KINDS["pattern"].position_axes
                 pattern, seen = here.in_order(pattern, axes), here.in_order(seen.to(torch.uint8), axes).bool()
@@ -214,7 +214,9 @@ class PatternPass:
         return found
 
 
-def parse_run(surface: HookedModel, tokens: Any, caller: str) -> tuple[Prompts, Recorded | None]:
+def parse_tokens_or_recorded(
+    surface: HookedModel, tokens: Any, caller: str
+) -> tuple[Prompts, Recorded | None]:
     """Returns the prompts, and their patterns where these were recorded."""
     if isinstance(tokens, Recorded):
         if tokens.model is not surface.model:

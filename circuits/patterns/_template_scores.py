@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.figures.layout import Figure
-from circuits.figures.results import SIGNED, by_head, heads_figure
+from circuits.figures.results import SIGNED, heads_figure, pivot_by_head
 from circuits.model.heads import AnyHead, Head, parse_heads
 from circuits.model.types import BatchLike, HeadsLike, PositionsLike, TemplateLike, TokensLike
 from circuits.patterns._pattern_reading import PatternPass, Recorded
 from circuits.patterns._templates import parse_templates, template_keys
-from circuits.statistics import LEVEL, bootstrap, interval, ratio
+from circuits.statistics import LEVEL, bootstrap, percentiles, ratio
 from circuits.tables import ci_columns, interval_columns, short_table
-from circuits.validate import answers_former_names, parse_batch, parse_choice, parse_draws, parse_seed
+from circuits.validate import check_renamed_args, parse_batch, parse_choice, parse_draws, parse_seed
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Scores:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""
         parse_choice(column, ("score", "chance", "effect", "corrected", "bits"), "plot", "column")
         of = self.frame.groupby("template", sort=False)
-        maps = {str(name): by_head(rows, column) for name, rows in of}
+        maps = {str(name): pivot_by_head(rows, column) for name, rows in of}
         subtitle, signed = f"Of each head: {column}.", column in SIGNED
         return heads_figure(maps, column, "Attention heads against templates", subtitle, signed=signed)
 
@@ -71,7 +71,7 @@ class Scores:
         return score, chance
 
 
-@answers_former_names
+@check_renamed_args
 def scores(
     model: nn.Module,
     tokens: TokensLike | Recorded,
@@ -108,10 +108,10 @@ def scores(
         keys = [template_keys(name, one, examples, rows, prompts[rows]) for name, one in named.items()]
         marked = torch.stack(torch.broadcast_tensors(*keys), dim=-1).to(query_mask.device)
         for at, pattern, seen in reading.patterns(rows):
-            sums[:, at, ..., rows] = _sums(pattern, seen, marked.double(), query_mask)
+            sums[:, at, ..., rows] = _sum_over_queries(pattern, seen, marked.double(), query_mask)
     mass, chance, queries = sums.reshape(3, len(heads), len(named), len(tokens))
     found = Scores(pd.DataFrame(), mass, chance, queries, heads, tuple(named), seed, draws)
-    return replace(found, frame=_frame(found))
+    return replace(found, frame=_tabulate_scores(found))
 
 
 def bits(score: np.ndarray | float, chance: np.ndarray | float) -> np.ndarray:
@@ -130,7 +130,7 @@ def bits(score: np.ndarray | float, chance: np.ndarray | float) -> np.ndarray:
     return np.where(np.isnan(score), np.nan, np.where(score > chance, sum(parts), 0.0))
 
 
-def _sums(pattern: Tensor, seen: Tensor, marked: Tensor, query_mask: Tensor) -> np.ndarray:
+def _sum_over_queries(pattern: Tensor, seen: Tensor, marked: Tensor, query_mask: Tensor) -> np.ndarray:
     """Returns sums over queries [3 head template example]: the attention on the keys of each template, that of uniform
     attention there, and the number of queries.
 
@@ -148,7 +148,7 @@ def _sums(pattern: Tensor, seen: Tensor, marked: Tensor, query_mask: Tensor) -> 
     return measured.sum(2).permute(0, 2, 3, 1).cpu().numpy()
 
 
-def _frame(found: Scores) -> pd.DataFrame:
+def _tabulate_scores(found: Scores) -> pd.DataFrame:
     """Returns a row for each head and template: score, chance, their difference, and intervals over examples."""
     mass, by_chance, queries = (part.sum(-1) for part in (found.mass, found.chance, found.queries))
     score, chance = ratio(mass, queries), ratio(by_chance, queries)
@@ -194,8 +194,8 @@ class Classes:
     def plot(self) -> Figure:
         """Returns a plotly figure of the class of each head, layers down, heads across, coloured by corrected score."""
         scored = self.frame if "corrected" in self.frame else self.frame.assign(corrected=np.nan)
-        maps = {"": by_head(scored, "corrected")}
-        text = by_head(self.frame, "class")
+        maps = {"": pivot_by_head(scored, "corrected")}
+        text = pivot_by_head(self.frame, "class")
         return heads_figure(maps, "corrected", "What each head attends to", self.rule, signed=True, text=text)
 
     def __getitem__(self, head: tuple[int, int]) -> str:
@@ -233,7 +233,10 @@ def classify(
         raise CircuitsError(f"patterns.classify: threshold is above 0 and at most 1; got {threshold!r}")
     if reserved := {OTHER, UNCLEAR}.intersection(scores.templates):
         raise CircuitsError(f"patterns.classify: {reserved.pop()!r} is no name for a template here")
-    unless, only = dict(unless or {}), {name: _heads(heads) for name, heads in (among or {}).items()}
+    unless, only = (
+        dict(unless or {}),
+        {name: _parse_allowed_heads(heads) for name, heads in (among or {}).items()},
+    )
     for name in (*unless, *unless.values(), *only):
         if name not in scores.templates:
             raise CircuitsError(
@@ -257,7 +260,7 @@ def classify(
     return Classes(frame, groups, rule)
 
 
-def _heads(given: Any) -> tuple[AnyHead, ...] | None:
+def _parse_allowed_heads(given: Any) -> tuple[AnyHead, ...] | None:
     """Returns the heads that a class is left to, of which there may be none, as a measure may find none; None: all."""
     given = list(given) if isinstance(given, Iterator | Set) else given
     with prefix_error_messages("patterns.classify, among"):
@@ -297,7 +300,7 @@ def _classify_by_template(
         best, *rivals = ranking
         row = {"template": names[best]} | {name: columns[name][head, best] for name in _BEST}
         lead = drawn[:, head, [best]] - drawn[:, head, rivals]
-        lows, highs = interval(lead, LEVEL) if fitting and rivals else (np.ones(0), np.ones(0))
+        lows, highs = percentiles(lead, LEVEL) if fitting and rivals else (np.ones(0), np.ones(0))
         if len(lows):
             row |= {"rival": names[rivals[0]], "lead": told[head, best] - told[head, rivals[0]]}
             row |= {"lead_ci_low": lows[0], "lead_ci_high": highs[0]}

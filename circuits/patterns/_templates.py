@@ -20,8 +20,8 @@ from circuits.errors import CircuitsError
 from circuits.interventions.edits import parse_keys
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike, TokensLike
-from circuits.tensors import dense_if_array, select_positions
-from circuits.validate import index_by_text, is_whole, parse_inputs
+from circuits.tensors import dense_if_array, positions_to_mask
+from circuits.validate import is_whole, parse_inputs, stringify_keys
 
 
 def identity(length: int | TokensLike) -> Bool[Tensor, "query key"]:
@@ -43,7 +43,7 @@ def constant(length: int, positions: PositionsLike) -> Bool[Tensor, "query key"]
     chosen = parse_keys(positions, "patterns.constant")
     if chosen is None:
         raise CircuitsError("patterns.constant: no position given")
-    return select_positions(chosen, _read_size(length, 1), "patterns.constant").expand(length, -1)
+    return positions_to_mask(chosen, _read_size(length, 1), "patterns.constant").expand(length, -1)
 
 
 def row(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
@@ -86,10 +86,10 @@ def parse_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]
     if not isinstance(given, Mapping) or not given:
         raise CircuitsError("patterns.scores: no templates; give a dict of names and templates [query key]")
     templates: dict[str, Any] = {}
-    for name, template in index_by_text(given, "patterns.scores", "templates").items():
+    for name, template in stringify_keys(given, "patterns.scores", "templates").items():
         template = dense_if_array(template, f"template {name!r}")
         if isinstance(template, Tensor):
-            _check(name, template, len(tokens), tokens.shape[1])
+            _check_template(name, template, len(tokens), tokens.shape[1])
         elif not callable(template):
             raise CircuitsError(
                 f"template {name!r}: expected bool [query key], [batch query key] or a function of "
@@ -109,12 +109,12 @@ def template_keys(name: str, template: Any, examples: Any, rows: slice, prompts:
         keys = template if template.ndim == 2 else template[rows]
     else:
         keys = dense_if_array(template(examples), f"template {name!r}")
-        _check(name, keys, len(prompts), prompts.shape[1])
+        _check_template(name, keys, len(prompts), prompts.shape[1])
     keys = keys.cpu()
     return keys[None] if keys.ndim == 2 else prompts.in_order(keys.to(torch.uint8), (1, 2)).bool()
 
 
-def _check(name: str, template: Any, batch: int, length: int) -> None:
+def _check_template(name: str, template: Any, batch: int, length: int) -> None:
     is_mask = isinstance(template, Tensor) and template.dtype == torch.bool
     if not is_mask or tuple(template.shape) not in ((length, length), (batch, length, length)):
         raise CircuitsError(

@@ -7,7 +7,7 @@ The activations of all sites are read in one pass over the examples and kept, up
 further passes.
 """
 
-from circuits.probe._linear import LinearMap, ProbeResult, linear
+from circuits.probe._linear_probe import LinearMap, ProbeResult, linear
 
 __all__ = ["LinearMap", "ProbeResult", "linear"]
 __dir__ = __all__.copy

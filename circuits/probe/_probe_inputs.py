@@ -14,12 +14,12 @@ from torch import Tensor
 from circuits.errors import CircuitsError, format_value
 from circuits.interventions.edits import parse_place
 from circuits.interventions.replacements import derangement
-from circuits.model.activation_recording import chosen_entries
+from circuits.model.activation_recording import parse_position_mask
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.tensors import dense_if_array
-from circuits.validate import index_by_text, is_whole, parse_choice
+from circuits.validate import is_whole, parse_choice, stringify_keys
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
 KINDS = (REGRESSION, CLASSIFICATION)
@@ -69,7 +69,7 @@ def parse_sites(surface: HookedModel, sites: Any, heads: Any) -> tuple[ProbeSite
     probe_sites: list[ProbeSite] = []
     for site in sites:
         parsed = parse_place(site, heads, "probe")
-        for layer, hook, chosen in parsed.on(surface):
+        for layer, hook, chosen in parsed.resolve(surface):
             layer_site = Site(parsed.site.name, layer)
             probe_sites += [ProbeSite(layer_site, hook, head) for head in chosen or (None,)]
     return tuple(dict.fromkeys(probe_sites))
@@ -133,7 +133,7 @@ def parse_targets(targets: Any, kind: Any, prompts: Prompts) -> tuple[Target, ..
     unknown = [name for name in kinds if name not in targets]
     if unknown:
         raise CircuitsError(f"probe, kind: no target {unknown[0]!r} among {', '.join(map(str, targets))}")
-    index_by_text(targets, "probe", "targets")
+    stringify_keys(targets, "probe", "targets")
     return tuple(
         _parse_target(str(name), values, kinds.get(name, REGRESSION), prompts)
         for name, values in targets.items()
@@ -196,21 +196,21 @@ class Entries:
 def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed: int) -> Entries:
     """Reads the entries of a probe; held-out examples depend only on the seed and the number of examples."""
     batch = len(prompts)
-    held_out = _parse_test(test, batch, torch.Generator().manual_seed(seed))
+    held_out = _parse_held_out(test, batch, torch.Generator().manual_seed(seed))
     fit = torch.arange(batch)[~torch.isin(torch.arange(batch), held_out)]
     if len(held_out) < 2 or len(fit) < 2:
         raise CircuitsError(
             f"probe: {len(fit)} examples to fit and {len(held_out)} held out; it takes 2 to score, and 2 to fit"
         )
     used = (
-        prompts.in_order(chosen_entries(positions, prompts, "probe, positions") & prompts.real)
+        prompts.in_order(parse_position_mask(positions, prompts, "probe, positions") & prompts.real)
         & prompts.reached
     )
     if splits is not None and (not isinstance(splits, Mapping) or ALL in splits):
         raise CircuitsError(f"probe: splits are a dict of masks by name, none {ALL!r}; got {splits!r}")
-    named = {ALL: None, **index_by_text(splits or {}, "probe", "splits")}
+    named = {ALL: None, **stringify_keys(splits or {}, "probe", "splits")}
     all_splits = {
-        name: prompts.in_order(chosen_entries(mask, prompts, f"probe, split {name!r}"))
+        name: prompts.in_order(parse_position_mask(mask, prompts, f"probe, split {name!r}"))
         for name, mask in named.items()
     }
     for part, examples in (("fitted", fit), ("held-out", held_out)):
@@ -219,7 +219,7 @@ def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed
     return Entries(used, fit, held_out, all_splits)
 
 
-def _parse_test(test: Any, batch: int, generator: torch.Generator) -> Tensor:
+def _parse_held_out(test: Any, batch: int, generator: torch.Generator) -> Tensor:
     """Reads the held-out examples: a fraction or number, drawn at random; a mask [batch], indices or a slice."""
     number = max(1, round(test * batch)) if isinstance(test, float) and 0 < test < 1 else test
     if is_whole(number, 1) and number < batch:

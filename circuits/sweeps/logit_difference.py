@@ -12,8 +12,8 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError, format_value
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import continuation, parse_given
-from circuits.model.prompts import Prompts, Texts, own_positions
+from circuits.model.prompt_parsing import continuation_ids, parse_tokens_or_texts
+from circuits.model.prompts import Prompts, Texts, positions_from_mask
 from circuits.model.types import AnswersLike
 from circuits.tensors import dense_if_array
 from circuits.validate import is_whole
@@ -55,7 +55,7 @@ class LogitDifference:
         """
         _check_output(output)
         surface = None if model is None else HookedModel(model)
-        prompts = None if prompts is None else parse_given(prompts, CALLER, "prompts")
+        prompts = None if prompts is None else parse_tokens_or_texts(prompts, CALLER, "prompts")
         if isinstance(prompts, Texts):
             raise CircuitsError(
                 f"{CALLER}: give the prompts that were run, of circuits.prompts(model, texts)"
@@ -79,7 +79,7 @@ class LogitDifference:
             raise CircuitsError(
                 f"{CALLER}: no position {int(positions[row])} in example {row}, which has {int(counts[row])} tokens"
             )
-        there = (own_positions(real.cpu()) == (positions % counts)[:, None]) & real.cpu()
+        there = (positions_from_mask(real.cpu()) == (positions % counts)[:, None]) & real.cpu()
         columns = there.int().argmax(1)
         sides = (side * batch if len(side) == 1 else side for side in (self.right, self.wrong))
         pairs = list(zip(*sides, strict=True))
@@ -165,7 +165,7 @@ def logit_difference(
     The metric has its answers with it: it takes no `batch=`, and chunks of examples get theirs. Where both answers are
     the same it is 0, whatever the model does.
     """
-    return LogitDifference(_read(right, "right"), _read(wrong, "wrong"), _read_positions(position))
+    return LogitDifference(_parse(right, "right"), _parse(wrong, "wrong"), _parse_positions(position))
 
 
 def bind_answers(
@@ -203,7 +203,7 @@ def _check_output(output: Any) -> None:
         raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {got}")
 
 
-def _read(given: Any, name: str) -> tuple[Answer, ...]:
+def _parse(given: Any, name: str) -> tuple[Answer, ...]:
     """Returns the answers of each example as ids or texts; one may have several."""
     given = dense_if_array(given, f"{CALLER}: {name}")
     if isinstance(given, Tensor):
@@ -221,7 +221,7 @@ def _read(given: Any, name: str) -> tuple[Answer, ...]:
     return tuple(tuple(t if isinstance(t, str) else int(t) for t in answer) for answer in answers)
 
 
-def _read_positions(given: Any) -> tuple[int, ...]:
+def _parse_positions(given: Any) -> tuple[int, ...]:
     given = dense_if_array(given, f"{CALLER}: position")
     given = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
     given = given if isinstance(given, list | tuple) else [given]
@@ -260,7 +260,7 @@ def _tokenize_continuation(
     """Returns the tokens of an answer after a prompt's; in bidirectional attention, where it is not read after its
     prompt but in its place, the one token that it is by itself.
     """
-    tokens = continuation(surface, prompts, row, length if surface.causal else 0, text)
+    tokens = continuation_ids(surface, prompts, row, length if surface.causal else 0, text)
     if not tokens:
         raise CircuitsError(
             f"{CALLER}: example {row}: the tokens of prompt and answer {text!r} together do not begin with the "

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError, format_value
 from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import check_no_padding
+from circuits.model.prompt_parsing import check_no_padding
 from circuits.model.prompts import Prompts
 from circuits.sweeps.logit_difference import Answers, LogitDifference, bind_answers, logit_difference
-from circuits.tensors import Positions, Snapshot, dense_if_array, parse_positions, select_positions
-from circuits.validate import index_by_text, parse_batch
+from circuits.tensors import Positions, Snapshot, dense_if_array, parse_positions, positions_to_mask
+from circuits.validate import parse_batch, stringify_keys
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
 Row = dict[str, Any]
@@ -81,7 +81,7 @@ class Metric:
             metric, batch, own = bind_answers(metric, batch, inputs, caller)
         if metric is not None and not callable(metric):
             raise CircuitsError(f"metric: expected a function of the output, got {metric!r}")
-        read = cls(metric, batch, default or unedited_metrics)
+        read = cls(metric, batch, default or compare_with_unedited)
         if metric is not None:
             name = str(getattr(metric, "__name__", type(metric).__name__))
             read = replace(read, name="metric" if name == "<lambda>" else name, untested=())
@@ -96,7 +96,7 @@ class Metric:
             )
         kept = prompts.real if prompts.padded else None
         if at is not None:
-            kept = select_positions(at, prompts.shape[1], what, kept).expand(prompts.shape[:2])
+            kept = positions_to_mask(at, prompts.shape[1], what, kept).expand(prompts.shape[:2])
         if metric is None:
             used = prompts.real if kept is None else kept
             check_no_padding(surface, prompts, used, f"{caller}, without metric=")
@@ -108,7 +108,7 @@ class Metric:
         cls, given: Mapping[Any, Any], batch: Any, inputs: Any, caller: str, positions: Any
     ) -> Metric:
         """Reads metrics by name; `logit_difference` has its answers with it, each other one gets the batch."""
-        named = index_by_text(given, caller, "metrics")
+        named = stringify_keys(given, caller, "metrics")
         if not named or None in named.values():
             raise CircuitsError(
                 f"{caller}: metric= is a function, or several by name; got {format_value(given)}"
@@ -148,9 +148,9 @@ class Metric:
 
         Copied: a metric may fill the same array in every call.
         """
-        total, count = value if is_pair(value) else (value, None)
-        sums = _vector(total, name, size, variant)
-        counts = np.ones(size) if count is None else _vector(count, name, size, variant)
+        total, count = value if is_sum_count_pair(value) else (value, None)
+        sums = _parse_per_example(total, name, size, variant)
+        counts = np.ones(size) if count is None else _parse_per_example(count, name, size, variant)
         if not (np.isfinite(sums).all() and np.isfinite(counts).all()):
             advice = self.advice
             if np.isinf(sums).any():
@@ -232,13 +232,13 @@ class Metric:
         )
         with unchanged:
             try:
-                return by_name(self.function(own, *given), self.name)
+                return name_values(self.function(own, *given), self.name)
             except (IndexError, RuntimeError, TypeError, ValueError) as error:
-                if (known := self._advice_on(error, own)) is None:
+                if (known := self._explain_error(error, own)) is None:
                     raise
                 raise CircuitsError(f"{quote_metric(self.name)}: {known}") from error
 
-    def _advice_on(self, error: Exception, output: Tensor) -> str | None:
+    def _explain_error(self, error: Exception, output: Tensor) -> str | None:
         """Says what to do about a function that cannot have gradients, or does not know which examples it is given."""
         if output.requires_grad and "numpy" in str(error):
             return "numpy has no gradient; compute it with torch"
@@ -268,7 +268,7 @@ def quote_metric(name: str) -> str:
     return name if name == "metric" else f"metric {name}"
 
 
-def by_name(values: Any, name: str) -> dict[str, Any]:
+def name_values(values: Any, name: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         return {name: values}
     by_key = {str(key): value for key, value in values.items()}
@@ -278,7 +278,7 @@ def by_name(values: Any, name: str) -> dict[str, Any]:
     return by_key
 
 
-def is_pair(value: Any) -> bool:
+def is_sum_count_pair(value: Any) -> bool:
     """Tells whether a value is a tuple of two, but none of torch's own, such as the values and indices of `max`."""
     return isinstance(value, tuple) and len(value) == 2 and not type(value).__module__.startswith("torch")
 
@@ -287,7 +287,7 @@ def is_pair(value: Any) -> bool:
 _PIECE = 2**16
 
 
-def unedited_metrics(
+def compare_with_unedited(
     output: Tensor, clean: Tensor, kept: Tensor | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Compares an output [n pos out] with the unedited one, a few examples at a time.
@@ -300,14 +300,14 @@ def unedited_metrics(
     pieces = []
     for start in range(0, len(output), step):
         rows = slice(start, start + step)
-        pieces.append(_unedited(output[rows], clean[rows], None if kept is None else kept[rows]))
+        pieces.append(_compare_chunk(output[rows], clean[rows], None if kept is None else kept[rows]))
     return {
         name: (torch.cat([one[name][0] for one in pieces]), torch.cat([one[name][1] for one in pieces]))
         for name in pieces[0]
     }
 
 
-def _unedited(output: Tensor, clean: Tensor, kept: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
+def _compare_chunk(output: Tensor, clean: Tensor, kept: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
     output, clean, entries = _mask_unread_outputs(output, clean, kept)
     # The difference of equal infinite logits is NaN, and counts as 0.
     difference = torch.where(output == clean, torch.zeros_like(output), output - clean)
@@ -321,11 +321,11 @@ def _unedited(output: Tensor, clean: Tensor, kept: Tensor | None) -> dict[str, t
     return {
         "kl": (gap.flatten(1).sum(1), rows),
         "mse": mse,
-        "logit_diff": (_first_two(output, clean), rows),
+        "logit_diff": (_top_two_difference(output, clean), rows),
     }
 
 
-def unedited_logit_diff(
+def top_two_logit_diff(
     output: Tensor, clean: Tensor, kept: Tensor | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns `logit_diff` alone, differentiable in `output`, as (sum, count) per example."""
@@ -334,7 +334,7 @@ def unedited_logit_diff(
             "the model's output has one column, and no first and second choice to take the difference of; give metric="
         )
     output, clean, entries = _mask_unread_outputs(output, clean, kept)
-    return {"logit_diff": (_first_two(output, clean), entries / output.shape[-1])}
+    return {"logit_diff": (_top_two_difference(output, clean), entries / output.shape[-1])}
 
 
 def _mask_unread_outputs(output: Tensor, clean: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -347,12 +347,12 @@ def _mask_unread_outputs(output: Tensor, clean: Tensor, kept: Tensor | None) -> 
     return output.masked_fill(hidden, 0.0), clean.masked_fill(hidden, 0.0), entries
 
 
-def _first_two(output: Tensor, clean: Tensor) -> Tensor:
+def _top_two_difference(output: Tensor, clean: Tensor) -> Tensor:
     choices = output.gather(-1, clean.topk(2, dim=-1).indices)
     return (choices[..., 0] - choices[..., 1]).flatten(1).sum(1)
 
 
-def _vector(value: Any, name: str, size: int, variant: str) -> np.ndarray:
+def _parse_per_example(value: Any, name: str, size: int, variant: str) -> np.ndarray:
     """Returns a metric's values as a number per example; refuses any other shape or kind."""
     what = f"{quote_metric(name)}, {variant}"
     if isinstance(value, Tensor):

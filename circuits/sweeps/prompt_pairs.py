@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError, format_value
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import continuation, prompts
+from circuits.model.prompt_parsing import continuation_ids, prompts
 from circuits.model.prompts import Prompts
 from circuits.sweeps.logit_difference import LogitDifference, logit_difference
 from circuits.validate import is_whole
@@ -91,11 +91,12 @@ def read_prompts(model: nn.Module, file: str | Path, side: str | None = None) ->
     Raises `CircuitsError`, which names the row, from 1, for a file that cannot be read or is empty, a row without one
     of the columns, and an answer that is not one token after its prompt.
     """
-    rows = _rows(Path(file))
+    rows = _read_file_rows(Path(file))
     clean = prompts(model, [row["clean"] for row in rows], side)
     surface = HookedModel(model)
     ids = {
-        name: [_id(surface, clean, at, name, row[name]) for at, row in enumerate(rows)] for name in NEEDED[1:]
+        name: [_token_id(surface, clean, at, name, row[name]) for at, row in enumerate(rows)]
+        for name in NEEDED[1:]
     }
     for number, pair in enumerate(zip(*ids.values(), strict=True), start=1):
         if len(set(pair)) == 1:
@@ -105,7 +106,7 @@ def read_prompts(model: nn.Module, file: str | Path, side: str | None = None) ->
     return PromptPairs(clean, logit_difference(ids["answer"], ids["wrong"]), labels, corrupted)
 
 
-def _rows(file: Path) -> list[dict[str, Any]]:
+def _read_file_rows(file: Path) -> list[dict[str, Any]]:
     """Returns the rows of a file, of which each has the columns of the first and texts where texts must be."""
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -134,7 +135,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _id(surface: HookedModel, clean: Prompts, row: int, name: str, text: Any) -> int:
+def _token_id(surface: HookedModel, clean: Prompts, row: int, name: str, text: Any) -> int:
     """Returns the one token that an answer is after its prompt."""
     if is_whole(text, 0):
         return int(text)
@@ -142,7 +143,7 @@ def _id(surface: HookedModel, clean: Prompts, row: int, name: str, text: Any) ->
         raise CircuitsError(
             f"{CALLER}: row {row + 1}: {name} is a text or a token id, got {format_value(text)}"
         )
-    found = continuation(surface, clean, row, int(clean.lengths[row]), text)
+    found = continuation_ids(surface, clean, row, int(clean.lengths[row]), text)
     if found is None or len(found) != 1:
         tokens = "no tokens of its own" if not found else f"{len(found)} tokens"
         raise CircuitsError(

@@ -21,18 +21,18 @@ from circuits.engine.stacked_forward import (
 from circuits.errors import CircuitsError, format_value, prefix_error_messages
 from circuits.interventions.apply import attach_plan, needed_references, plan_steps
 from circuits.interventions.base import Intervention
-from circuits.interventions.grids import Draws, VariantLike
-from circuits.interventions.model_runs import CleanPassResults
+from circuits.interventions.clean_and_edited_runs import CleanPassResults
+from circuits.interventions.intervention_grids import Draws, VariantLike
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import parse_prompts
+from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike
 from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, quote_metric, variant_label
-from circuits.sweeps.table import SweepResult, describe_places, parse_resampling, tabulate
-from circuits.validate import answers_former_names, index_by_text, parse_batch, parse_choice
+from circuits.sweeps.sweep_result import SweepResult, describe_places, parse_resampling, tabulate
+from circuits.validate import check_renamed_args, parse_batch, parse_choice, stringify_keys
 
 NAIVE, FAST = "naive", "fast"
 # Differences between two runs of one example that are rounding: relative to the output's largest entry, and in half
@@ -41,7 +41,7 @@ _ROUNDING = {torch.float64: 1e-11, torch.float32: 2e-6}
 _HALF = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
 
-@answers_former_names
+@check_renamed_args
 def sweep(
     model: nn.Module,
     tokens: TokensLike,
@@ -110,7 +110,7 @@ def run_sweep(
         for one in plans:
             one.alone = refused
             if refused is None:
-                one.stack(surface)
+                one.plan_stacking(surface)
         # The streams of the clean pass are held beside a forward.
         kept = surface.n_layers * (surface.sizes["d_model"] or 1)
         read = None if columns is None else len(columns)
@@ -173,7 +173,7 @@ class ModelSweep:
         together = [self.variants[index] for index in stacked]
         clean = clean_pass(self.surface, self.prompts, rows, together, self.references.results)
         # A model may overwrite its output in the next run.
-        self.clean = _checked(clean.output, self.here.kept, BASELINE).clone()
+        self.clean = _check_numeric_output(clean.output, self.here.kept, BASELINE).clone()
         self.scale = self.clean.masked_fill(~self.clean.isfinite(), 0.0).abs().max()
         self.found.add(-1, self.here.measure(self.clean, self.clean, BASELINE))
         # After the metric has been tried, and all at once, so that references on the same tokens share a pass.
@@ -196,7 +196,7 @@ class ModelSweep:
                 if one.unseen:  # by itself, it is an error that says why
                     self._measure_alone(index)
                 else:
-                    self._add(index, output if one.changed else unedited, columns)
+                    self._measure_output(index, output if one.changed else unedited, columns)
         for index, one in enumerate(self.variants):
             if one.alone is not None:
                 self._measure_alone(index)
@@ -208,9 +208,9 @@ class ModelSweep:
             mark_running_rows(self.surface.model, self.rows, len(self.prompts)),
         ):
             output = self.surface.call(self.prompts[self.rows])
-        self._add(index, output)
+        self._measure_output(index, output)
 
-    def _add(self, index: int, output: Any, columns: Tensor | None = None) -> None:
+    def _measure_output(self, index: int, output: Any, columns: Tensor | None = None) -> None:
         """Measures one variant's output, which has these of the positions.
 
         The last digits of an example depend on how many run beside it, which would count as an effect, with a sign in
@@ -219,13 +219,13 @@ class ModelSweep:
         title, kept, clean = variant_label(self.found.runs[index]), self.here.kept, self.clean
         if columns is not None:
             clean, kept = clean[:, columns], None if kept is None else kept[:, columns]
-        output, dtype = _checked(output, kept, title), clean.dtype
+        output, dtype = _check_numeric_output(output, kept, title), clean.dtype
         rounding = _ROUNDING[dtype] * self.scale if dtype in _ROUNDING else _HALF[dtype] * clean.abs()
         output = torch.where((output - clean).abs() <= rounding, clean, output)
         self.found.add(index, self.here.measure(output, self.clean, title, columns))
 
 
-def _checked(output: Any, kept: Tensor | None, title: str) -> Tensor:
+def _check_numeric_output(output: Any, kept: Tensor | None, title: str) -> Tensor:
     """Returns a model's output, checked to be numbers where the metric reads it."""
     if not isinstance(output, Tensor) or not output.is_floating_point():
         raise CircuitsError(
@@ -256,7 +256,7 @@ def _plan_variants(variants: Any, surface: HookedModel) -> list[Variant]:
     if not variants:
         raise CircuitsError("sweep: no variants; give a dict of names and interventions")
     found: list[Variant] = []
-    for name, given in index_by_text(variants, "sweep", "variants").items():
+    for name, given in stringify_keys(variants, "sweep", "variants").items():
         drawn = isinstance(given, Draws)
         for draw, one in enumerate(given.interventions if isinstance(given, Draws) else (given,)):
             together = tuple(one) if isinstance(one, tuple | list) else (one,)

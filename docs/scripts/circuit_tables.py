@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.measurement.intervals import mean, t_interval
+from interp_tasks.measurement.confidence_intervals import mean, t_interval
 
 RESULTS = Path(__file__).parents[1] / "results" / "circuits.json"
 ASKED = (

@@ -13,8 +13,8 @@ from plotly.subplots import make_subplots
 
 from circuits.figures.layout import COLOURS, DIVERGING, INK, TEMPLATE
 from interp_tasks.demo import MATRIX_RUN, complete_median_matrix
+from interp_tasks.measurement.loaded_checkpoints import Examples
 from interp_tasks.measurement.run_logs import declared_by_run, read_runs
-from interp_tasks.measurement.subjects import Examples
 
 PICTURE = Path(__file__).parents[1] / "images" / "demo.png"
 WIDTH, HEIGHT, SCALE = 900, 480, 1.35

@@ -30,9 +30,9 @@ from interp_tasks.checkpoints.run_files import (
     read_log,
 )
 from interp_tasks.checkpoints.run_writer import declared_drop
+from interp_tasks.grid_spec import ShippedRun, read_grid_spec, recipe_file, runs_shipped_by_recipe
 from interp_tasks.grids.run import is_trained
 from interp_tasks.grids.work_units import TrainUnit, train_units
-from interp_tasks.recipes import ShippedRun, read_spec, recipe_file, recipe_runs
 from tasks.base import pool_parts
 
 #: Test examples behind the stored metrics; finite tasks have fewer and use them all.
@@ -43,9 +43,12 @@ CLOCK_LINES = 200
 
 def shipped_runs(recipe: str | Path) -> dict[str, tuple[ShippedRun, TrainUnit]]:
     """Returns the runs that a recipe ships, by name in the zoo, each with its whole configuration and folder."""
-    spec = read_spec(recipe_file(recipe))
+    spec = read_grid_spec(recipe_file(recipe))
     units = train_units(spec)
-    return {run.name: (run, units[spec.train.index(run.block)][run.index]) for run in recipe_runs(recipe)}
+    return {
+        run.name: (run, units[spec.train.index(run.block)][run.index])
+        for run in runs_shipped_by_recipe(recipe)
+    }
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from interp_tasks.reproduction import Reproduction, reproduce
-from interp_tasks.reproduction.page import headlines_markdown
+from interp_tasks.reproduction.verdict_text import headlines_markdown
 
 
 @cache

@@ -30,7 +30,7 @@ from interp_tasks.checkpoints.run_files import (
     check_names_task,
     digest,
     json_bytes,
-    to_json,
+    to_plain_json,
     with_own_sha256,
 )
 from interp_tasks.devices import check_device
@@ -38,7 +38,7 @@ from interp_tasks.disk import check_path_is_free, create_folder_atomically, read
 from interp_tasks.errors import UserError
 from tasks.base import Task
 from tasks.errors import TaskError
-from tasks.hooked import PostNormConfig, construct, global_randomness_untouched
+from tasks.model_construction import PostNormConfig, construct, global_randomness_untouched
 
 #: Dtypes of parameters that are stored, by name.
 DTYPES = {
@@ -60,7 +60,7 @@ def config_to_json(config: HookedTransformerConfig, dtype: torch.dtype) -> dict[
     known = {field.name for field in dataclasses.fields(config)} - _NOT_STORED
     fields = {name: value for name, value in config.to_dict().items() if name in known}
     try:
-        stored: dict[str, Any] = to_json({**fields, "dtype": dtype_name(dtype)}, "cfg")
+        stored: dict[str, Any] = to_plain_json({**fields, "dtype": dtype_name(dtype)}, "cfg")
     except TypeError as error:
         raise UserError(f"the model's config cannot be stored: {error}") from None
     return stored
@@ -91,7 +91,7 @@ def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
     # transformer-lens reports a config it cannot build with whatever its code runs into first.
     except Exception as error:
         raise UserError(
-            f"{file} describes no model that transformer-lens can build: {complaint(error)}"
+            f"{file} describes no model that transformer-lens can build: {one_line_error(error)}"
         ) from None
     for name in {"init_weights", "tokenizer_name"} & set(stored):
         setattr(model.cfg, name, stored[name])
@@ -100,7 +100,7 @@ def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
 
 def check_rebuilds(model: HookedTransformer, config: Mapping[str, Any]) -> None:
     """Refuses a model that its config does not rebuild: only parameters are stored, the rest comes from there."""
-    shapes = _rebuilt(json.dumps(config, sort_keys=True))
+    shapes = _rebuilt_shapes(json.dumps(config, sort_keys=True))
     own = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     for name in {**shapes, **own}:
         if own.get(name) != shapes.get(name):
@@ -111,7 +111,7 @@ def check_rebuilds(model: HookedTransformer, config: Mapping[str, Any]) -> None:
 
 
 @lru_cache(maxsize=2)
-def _rebuilt(config: str) -> dict[str, list[int]]:
+def _rebuilt_shapes(config: str) -> dict[str, list[int]]:
     model = model_from_json(json.loads(config), Path("the model's config"))
     return {name: list(parameter.shape) for name, parameter in model.named_parameters()}
 
@@ -151,7 +151,7 @@ def save_checkpoint(
     assert isinstance(model, HookedTransformer)
     config = config_to_json(model.cfg, parameter_dtype(model))
     check_rebuilds(model, config)
-    weights = weights_bytes(model, weights_dtype)
+    weights = serialise_weights(model, weights_dtype)
     meta = {
         "format": FORMAT,
         "step": step,
@@ -161,7 +161,7 @@ def save_checkpoint(
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
         "weights": {**digest(weights), "dtype": weights_dtype or config["dtype"]},
         "training_state": None,
-        "metrics": None if metrics is None else to_json(metrics, "metrics"),
+        "metrics": None if metrics is None else to_plain_json(metrics, "metrics"),
         "versions": versions(),
         "saved_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
@@ -196,7 +196,7 @@ def check_storable(model: torch.nn.Module, task: Task | None, step: int) -> None
         task.check_model(model)
 
 
-def weights_bytes(model: HookedTransformer, weights_dtype: str | None) -> bytes:
+def serialise_weights(model: HookedTransformer, weights_dtype: str | None) -> bytes:
     """Returns all parameters as one safetensors file; never buffers, which hold −inf and are rebuilt."""
     if weights_dtype is not None and weights_dtype not in DTYPES:
         raise UserError(f"no weights_dtype {weights_dtype!r}: it is one of {', '.join(DTYPES)}")
@@ -317,7 +317,7 @@ def read_tensors(file: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
         tensors = load(content)
     # A header that names a dtype torch lacks surfaces as KeyError, wrong sizes as ValueError or RuntimeError.
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise UserError(f"{file} is not a readable safetensors file: {complaint(error)}") from None
+        raise UserError(f"{file} is not a readable safetensors file: {one_line_error(error)}") from None
     if is_state:
         return tensors
     for name, tensor in tensors.items():
@@ -381,10 +381,10 @@ def give_tokenizer(model: HookedTransformer, run: Path | None) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(run / TOKENIZER_FOLDER, local_files_only=True)
     except Exception as error:
-        raise UserError(f"{run / TOKENIZER_FOLDER} holds no tokenizer: {complaint(error)}") from None
+        raise UserError(f"{run / TOKENIZER_FOLDER} holds no tokenizer: {one_line_error(error)}") from None
     model.set_tokenizer(tokenizer)
 
 
-def complaint(error: Exception) -> str:
+def one_line_error(error: Exception) -> str:
     """Returns an error of a library in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -21,10 +21,10 @@ from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.checkpoint import (
     TOKENIZER_FOLDER,
-    complaint,
     config_to_json,
     dtype_name,
     model_from_json,
+    one_line_error,
     save_checkpoint,
 )
 from interp_tasks.checkpoints.run_files import checkpoint_folder, is_step, read_json
@@ -64,7 +64,7 @@ def read_hugging_face(folder: Path) -> tuple[dict[str, Any], HookedTransformer]:
     # What is wrong with a config or with weights shows as whatever transformers runs into first.
     except Exception as error:
         raise UserError(
-            f"{folder} holds no causal language model in safetensors: {complaint(error)}"
+            f"{folder} holds no causal language model in safetensors: {one_line_error(error)}"
         ) from None
     try:
         with tempfile.TemporaryDirectory() as temporary:
@@ -81,7 +81,7 @@ def read_hugging_face(folder: Path) -> tuple[dict[str, Any], HookedTransformer]:
             state = loading_from_pretrained.get_pretrained_state_dict(str(neutral), config, own)
     except Exception as error:
         raise UserError(
-            f"{folder}: transformer-lens makes no HookedTransformer of {type(own).__name__} ({complaint(error)}); "
+            f"{folder}: transformer-lens makes no HookedTransformer of {type(own).__name__} ({one_line_error(error)}); "
             f"{IN_PYTHON}"
         ) from None
     described = config_to_json(config, torch.float32) | {
@@ -91,11 +91,11 @@ def read_hugging_face(folder: Path) -> tuple[dict[str, Any], HookedTransformer]:
     model = model_from_json(described, folder)
     names = {name for name, _ in model.named_parameters()}
     model.load_state_dict({name: each for name, each in state.items() if name in names}, strict=False)
-    check_same(model, own, folder)
+    check_same_logits(model, own, folder)
     return described, model
 
 
-def check_same(model: HookedTransformer, own: Any, folder: Path) -> None:
+def check_same_logits(model: HookedTransformer, own: Any, folder: Path) -> None:
     """Refuses an import that does not compute what the model itself does."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.cfg.d_vocab, (2, min(COMPARED, model.cfg.n_ctx)), generator=generator)
@@ -192,7 +192,7 @@ def import_checkpoint(
     folder = Path(source)
     if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
         raise UserError(f"{tokenizer} holds no Hugging Face tokenizer (tokenizer.json)")
-    lines = None if log is None else log_lines(Path(log))
+    lines = None if log is None else read_foreign_log(Path(log))
     if is_hugging_face(folder) and has_tokenizer(folder):
         tokenizer = tokenizer or folder
     # All before the folder is made, so that what is refused leaves none.
@@ -230,7 +230,7 @@ def read_models(
     return (
         described,
         models,
-        {number: fill(models[number], states[number], files[number]) for number in models},
+        {number: copy_in(models[number], states[number], files[number]) for number in models},
     )
 
 
@@ -312,10 +312,10 @@ def infer_model_config(
         )
     fields = {} if task is None else config_to_json(task.build_model().cfg, torch.float32)
     fields |= {**told, "dtype": dtype_name(state["embed.W_E"].dtype), "init_weights": False}
-    return fields | sizes(state, file) | config
+    return fields | infer_model_sizes(state, file) | config
 
 
-def sizes(state: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
+def infer_model_sizes(state: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
     """Returns the sizes of the model that a state_dict is of, whatever the order of axes."""
     layers = {int(name.split(".")[1]) for name in state if name.startswith("blocks.")}
     try:
@@ -354,7 +354,7 @@ def sizes(state: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
     }
 
 
-def fill(model: HookedTransformer, state: Mapping[str, Tensor], file: Path) -> tuple[Names, Names]:
+def copy_in(model: HookedTransformer, state: Mapping[str, Tensor], file: Path) -> tuple[Names, Names]:
     """Copies weights into a model in place; returns the names of those that were transposed, and of those set to 0."""
     parameters = dict(model.named_parameters())
     left = sorted(set(state) - set(parameters))
@@ -371,7 +371,7 @@ def fill(model: HookedTransformer, state: Mapping[str, Tensor], file: Path) -> t
                 parameter.zero_()
                 zeros.append(name)
                 continue
-            arranged = fitting(state[name], tuple(parameter.shape), name)
+            arranged = transpose_to_shape(state[name], tuple(parameter.shape), name)
             if arranged is None:
                 raise UserError(
                     f"{file}: {name} has shape {list(state[name].shape)}, where its model has {list(parameter.shape)}"
@@ -382,7 +382,7 @@ def fill(model: HookedTransformer, state: Mapping[str, Tensor], file: Path) -> t
     return tuple(transposed), tuple(zeros)
 
 
-def fitting(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor | None:
+def transpose_to_shape(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor | None:
     """Returns a weight in the shape that a ``HookedTransformer`` has; ``None`` where no order of its axes fits."""
     if tuple(tensor.shape) == shape:
         return tensor
@@ -393,7 +393,7 @@ def fitting(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor | None:
     return None
 
 
-def log_lines(file: Path) -> list[dict[str, Any]]:
+def read_foreign_log(file: Path) -> list[dict[str, Any]]:
     """Returns the lines of a log, CSV or JSON Lines, as a run's log has them.
 
     The split is told by the name of a column (``train_loss``, ``train/loss``, ``test_loss``, ``val_loss``); what names

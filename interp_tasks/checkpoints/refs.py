@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.drop import Drop, drop_or_reason
+from interp_tasks.checkpoints.drop_detection import Drop, drop_or_reason
 from interp_tasks.checkpoints.run_files import (
     META_FILE,
     METRICS_FILE,
@@ -216,8 +216,8 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
         raise UserError(f"{text!r} names no run before the @: it is RUN@STEP")
     is_glob = glob.has_magic(run) and not is_folder and not Path(run).is_dir()
     resolved: dict[Path, ResolvedCheckpoint] = {}
-    for each in _matches(run) if is_glob else [run]:
-        for checkpoint in _in_run(each, selectors, text):
+    for each in _matching_runs(run) if is_glob else [run]:
+        for checkpoint in _checkpoints_in_run(each, selectors, text):
             resolved.setdefault(checkpoint.path, checkpoint)
     found = list(resolved.values())
     return [replace(found[0], label=text)] if len(found) == 1 else found
@@ -238,10 +238,10 @@ def zoo_names() -> list[str]:
     return sorted((file.parent.relative_to(ZOO_FOLDER).as_posix() for file in found), key=natural_key)
 
 
-def _matches(pattern: str) -> list[str]:
+def _matching_runs(pattern: str) -> list[str]:
     """Returns the runs and checkpoint folders that a glob means, in natural order."""
     if pattern.startswith(ZOO):
-        found = shipped(pattern)
+        found = zoo_runs(pattern)
         # Of several, those that ship their log alone have no checkpoint that could be meant.
         return [each for each in found if stored_steps(ZOO_FOLDER / each.removeprefix(ZOO))] or found
     paths = {each: Path(each) for each in glob.glob(pattern, recursive=True)}
@@ -251,7 +251,7 @@ def _matches(pattern: str) -> list[str]:
     return sorted(matches, key=natural_key)
 
 
-def shipped(given: str) -> list[str]:
+def zoo_runs(given: str) -> list[str]:
     """Returns the shipped runs, as ``zoo:NAME``, that a name or glob means; the name itself where it means none."""
     # Such a name is refused when it is looked for, by a message that says what is close to it.
     return [ZOO + name for name in zoo_names() if fnmatchcase(ZOO + name, given)] or [given]
@@ -276,7 +276,7 @@ def check_selector(selector: str, text: str) -> None:
         raise UserError(f"{text!r}: no step {selector!r}: {hint}after the @ comes {GRAMMAR}")
 
 
-def _in_run(name: str, selectors: list[str], text: str) -> list[ResolvedCheckpoint]:
+def _checkpoints_in_run(name: str, selectors: list[str], text: str) -> list[ResolvedCheckpoint]:
     """Returns the checkpoints of a run, or the one checkpoint of a folder, that the selectors of a REF name."""
     path = find_run(name)
     if not name.startswith(ZOO) and is_checkpoint(path):
@@ -285,7 +285,7 @@ def _in_run(name: str, selectors: list[str], text: str) -> list[ResolvedCheckpoi
         return [_from_folder(path)]
     steps = stored_steps(path)
     if not steps:
-        raise _without_steps(name, path, selectors)
+        raise _no_checkpoints_error(name, path, selectors)
     run = name if name.startswith(ZOO) else path.as_posix()
     chosen = [step for selector in selectors or ["last"] for step in _select(selector, path, run, steps)]
     return [
@@ -294,7 +294,7 @@ def _in_run(name: str, selectors: list[str], text: str) -> list[ResolvedCheckpoi
     ]
 
 
-def _without_steps(name: str, path: Path, selectors: list[str]) -> UserError:
+def _no_checkpoints_error(name: str, path: Path, selectors: list[str]) -> UserError:
     """Returns what to say of a name that is of no run with checkpoints."""
     if path.is_file():
         return UserError(
@@ -339,10 +339,10 @@ def find_run(name: str) -> Path:
             f"{name} is a folder of {len(own)} runs ({listed}): name one, as {ZOO}{own[0]}, or all, "
             f"{name.rstrip('/')}/*"
         )
-    raise UserError(f"no {name}{closest(given, names, ZOO)}; interp-run runs zoo lists what ships")
+    raise UserError(f"no {name}{suggest(given, names, ZOO)}; interp-run runs zoo lists what ships")
 
 
-def closest(given: str, names: Sequence[str], prefix: str = "") -> str:
+def suggest(given: str, names: Sequence[str], prefix: str = "") -> str:
     """Returns what to say of a name that is none of these: the closest three."""
     close = difflib.get_close_matches(given, names, n=3, cutoff=0.3)
     return f": the closest are {', '.join(prefix + each for each in close)}" if close else ""

@@ -82,7 +82,7 @@ def check_run_name(run: Path) -> None:
         )
 
 
-def check_free(folder: Path, kind: str) -> None:
+def check_folder_kind(folder: Path, kind: str) -> None:
     """Refuses the folder of a run, or of a search or grid that is not of this kind."""
     check_no_run(folder)
     for other, entry in OTHERS.items():
@@ -256,7 +256,7 @@ def read_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]
     return columns, last if lines else None
 
 
-def to_json(value: Any, where: str = "value") -> Any:
+def to_plain_json(value: Any, where: str = "value") -> Any:
     """Returns plain JSON of nested mappings, sequences and numbers (numpy's and torch's scalars too).
 
     NaN and infinities become ``None``: JSON has no word for them.
@@ -264,10 +264,10 @@ def to_json(value: Any, where: str = "value") -> Any:
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): to_json(part, f"{where}.{key}") for key, part in value.items()}
+        return {str(key): to_plain_json(part, f"{where}.{key}") for key, part in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         parts = sorted(value) if isinstance(value, (set, frozenset)) else value
-        return [to_json(part, f"{where}[{index}]") for index, part in enumerate(parts)]
+        return [to_plain_json(part, f"{where}[{index}]") for index, part in enumerate(parts)]
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "item") and callable(value.item):
@@ -283,7 +283,7 @@ def to_json(value: Any, where: str = "value") -> Any:
 
 def json_bytes(value: Any) -> bytes:
     """Returns readable JSON with one trailing newline; half a character, of a name that is no text, as an escape."""
-    text = json.dumps(to_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(to_plain_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode(errors="backslashreplace")
 
 
@@ -350,7 +350,7 @@ def is_complete_checkpoint(folder: Path) -> bool:
         return False
 
 
-def stored_points(run: Path) -> list[tuple[int, Path]]:
+def stored_resume_points(run: Path) -> list[tuple[int, Path]]:
     """Returns the steps and folders of a run's checkpoints, and of a stop between two of them, by step."""
     points = [(step, checkpoint_folder(run, step)) for step in stored_steps(run)]
     with contextlib.suppress(UserError):

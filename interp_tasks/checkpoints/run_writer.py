@@ -39,19 +39,19 @@ from interp_tasks.checkpoints.run_files import (
     parse_metrics_line,
     read_meta,
     read_run,
-    stored_points,
+    stored_resume_points,
     stored_steps,
-    to_json,
+    to_plain_json,
 )
 from interp_tasks.disk import (
     LOCK_FILE,
     atomic_write,
+    explain_write_errors,
     is_temporary,
     lock_folder,
     read_file,
     remove_folder,
     sync_folder,
-    writing,
 )
 from interp_tasks.errors import UserError
 from tasks.base import Task
@@ -91,7 +91,7 @@ def make_run_json(
         defaults: section -> setting -> what it is where nothing is said.
         schedule: of the learning rate; ``None``: no setting of it may change.
     """
-    config, info = to_json(config, "config"), to_json(info, "info")
+    config, info = to_plain_json(config, "config"), to_plain_json(info, "info")
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     if not (run / RUN_FILE).exists():
         return {"format": FORMAT, "config": config, **info, "created_at": now, "resumed": []}
@@ -99,7 +99,7 @@ def make_run_json(
     if existing.get("format") != FORMAT or not isinstance(existing.get("config"), dict):
         raise UserError(f"{run / RUN_FILE} is not a run of this version (format {existing.get('format')!r})")
     old = dict(existing["config"])
-    for section, known in to_json(defaults or {}, "defaults").items():
+    for section, known in to_plain_json(defaults or {}, "defaults").items():
         if isinstance(old.get(section), dict) and isinstance(config.get(section), dict):
             # Settings that are newer than the run had their defaults when it began.
             old[section] = {name: known[name] for name in config[section] if name in known} | old[section]
@@ -112,14 +112,14 @@ def make_run_json(
     other = {key: pair for key, pair in changed.items() if key in scheduled}
     refused = {key: pair for key, pair in changed.items() if key not in other and not _extends(key, *pair)}
     if refused:
-        raise UserError(f"{run} was made by another config ({listed(refused)}): choose another --out")
+        raise UserError(f"{run} was made by another config ({differences(refused)}): choose another --out")
     if schedule and other:
         before, after = schedule.rates(old["train"]), schedule.rates(config["train"])
-        taken = max((step for step, _ in stored_points(run)), default=0)
+        taken = max((step for step, _ in stored_resume_points(run)), default=0)
         for update in range(taken):
             if before(update) != after(update):
                 raise UserError(
-                    f"{run} was made by another schedule ({listed(other)}): of the {taken:,} steps taken, step "
+                    f"{run} was made by another schedule ({differences(other)}): of the {taken:,} steps taken, step "
                     f"{update + 1:,} had a learning rate of {before(update):.6g} and would have {after(update):.6g}; "
                     "choose another --out"
                 )
@@ -137,7 +137,7 @@ def declared_drop(task: Task) -> dict[str, Any]:
     return {"name": metric.name, "direction": metric.direction, "plateau": plateau}
 
 
-def listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
+def differences(pairs: Mapping[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{key}: {old!r} there, {new!r} asked for" for key, (old, new) in pairs.items())
 
 
@@ -212,7 +212,7 @@ class RunFolder:
         folder = Path(path)
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file, not a run folder: choose another --out")
-        with writing(folder):
+        with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             # A writer killed before its first run.json leaves a lock and perhaps a temporary file.
             entries = sorted(each.name for each in folder.iterdir() if not is_temporary(each))
@@ -223,7 +223,7 @@ class RunFolder:
                 )
             lock = lock_folder(folder)
         try:
-            with writing(folder):
+            with explain_write_errors(folder):
                 # What a killed writer left half-written.
                 for entry in (*folder.iterdir(), *(folder / CHECKPOINTS_FOLDER).glob(".*")):
                     if is_temporary(entry):
@@ -247,7 +247,7 @@ class RunFolder:
             UserError: if there are checkpoints but none that can be resumed from (nothing is removed then).
         """
         steps = stored_steps(self.path)
-        point, fault = newest_point(self.path)
+        point, fault = newest_resume_point(self.path)
         if point is None and steps:
             reason = f" ({fault})" if fault else ""
             raise UserError(
@@ -255,13 +255,13 @@ class RunFolder:
                 f"{reason}: choose another --out"
             )
         last = -1 if point is None else point.step
-        with writing(self.path):
+        with explain_write_errors(self.path):
             for log in (self._metrics, self._clock):
                 log.cut(last)
             for step in reversed(steps):
                 if step > last:
                     remove_folder(checkpoint_folder(self.path, step))
-            if point is None or point.path != self._stopped:
+            if point is None or point.path != self._stop_folder:
                 self._forget_stop()
         return point
 
@@ -282,7 +282,7 @@ class RunFolder:
         run = read_run(self.path)
         before = run.get("peak_memory") or {}
         highest = {name: max(peak, before.get(name, 0)) for name, peak in peaks.items()}
-        with writing(self.path):
+        with explain_write_errors(self.path):
             atomic_write(self.path / RUN_FILE, json_bytes({**run, "peak_memory": {**before, **highest}}))
 
     def save(
@@ -307,7 +307,7 @@ class RunFolder:
             for each in stored_steps(self.path)
             if each <= step and (file := checkpoint_folder(self.path, each) / TRAINING_STATE_FILE).is_file()
         ]
-        with writing(folder):
+        with explain_write_errors(folder):
             for file in states[:-KEPT_STATES]:
                 file.unlink()
             self._forget_stop()
@@ -322,23 +322,23 @@ class RunFolder:
             UserError: if the model or disk refuses.
         """
         self._metrics.sync()
-        with writing(self._stopped):
+        with explain_write_errors(self._stop_folder):
             self._forget_stop()
-        save_checkpoint(self._stopped, model, task, step, training_state=training_state)
+        save_checkpoint(self._stop_folder, model, task, step, training_state=training_state)
 
     @property
-    def _stopped(self) -> Path:
+    def _stop_folder(self) -> Path:
         return self.path / STOPPED_FOLDER
 
     def _forget_stop(self) -> None:
-        if self._stopped.is_dir():
-            remove_folder(self._stopped)
+        if self._stop_folder.is_dir():
+            remove_folder(self._stop_folder)
 
 
-def newest_point(run: Path) -> tuple[ResumePoint | None, str]:
+def newest_resume_point(run: Path) -> tuple[ResumePoint | None, str]:
     """Returns the last point that training can go on from, or why the newest cannot be read."""
     fault = ""
-    for step, folder in reversed(stored_points(run)):
+    for step, folder in reversed(stored_resume_points(run)):
         try:
             meta = read_meta(folder)
             state = folder / TRAINING_STATE_FILE
@@ -361,15 +361,15 @@ class MetricsLog:
         """Appends one JSON line and hands it to the system at once, so that a killed process loses none."""
         if type(line.get("step")) is not int:
             raise ValueError(f"a metrics line needs an integer step, got {line.get('step')!r}")
-        content = json.dumps(to_json(line, "line"), ensure_ascii=False, allow_nan=False)
-        with writing(self.path):
+        content = json.dumps(to_plain_json(line, "line"), ensure_ascii=False, allow_nan=False)
+        with explain_write_errors(self.path):
             file = self._opened()
             file.write(content.encode() + b"\n")
             file.flush()
 
     def sync(self) -> None:
         """Waits until the disk has every line."""
-        with writing(self.path):
+        with explain_write_errors(self.path):
             os.fsync(self._opened().fileno())
 
     def close(self) -> None:

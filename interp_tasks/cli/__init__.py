@@ -19,9 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Before modules are imported that other systems lack.
         check_system()
         from interp_tasks.cli.app import run
-        from interp_tasks.cli.terminal import exit_code_of, open_streams
+        from interp_tasks.cli.terminal import exit_code_of, repair_streams
 
-        open_streams()
+        repair_streams()
         return exit_code_of(lambda: run(arguments), debug="--debug" in arguments)
     except UserError as error:
         sys.stderr.write(f"interp-run: {error}\n")

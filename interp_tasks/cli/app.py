@@ -12,11 +12,11 @@ from textwrap import wrap
 import typer
 from typer.core import TyperCommand
 
-from interp_tasks.cli.command import CONTEXT, check_arguments, command_of
+from interp_tasks.cli.command_building import CONTEXT, check_arguments, command_of
 from interp_tasks.cli.commands import COMMANDS, FUNCTIONS
 from interp_tasks.cli.terminal import write_data
 from interp_tasks.errors import UserError
-from interp_tasks.texts import did_you_mean
+from interp_tasks.text_formatting import did_you_mean
 
 HELP = "Train small transformers that learn abruptly, intervene on them, and measure what changes."
 #: Panels of the help, in order.

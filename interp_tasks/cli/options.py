@@ -11,16 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer.core import TyperCommand
 
-from interp_tasks.cli.command import TYPES_ALONE, CommonOptions, make_command, option, options_of, own_options
+from interp_tasks.cli.command_building import (
+    TYPES_ALONE,
+    CommonOptions,
+    expand_options,
+    make_command,
+    option,
+    options_of,
+)
 from interp_tasks.cli.tables import FORMATS, print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import DEVICE, PROMPT_METRICS, check_choice, unknown
-from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, own_view, result_file_path
+from interp_tasks.measurement.loaded_checkpoints import Examples, Options, resolve_refs
+from interp_tasks.measurement.option_parsing import DEVICE, PROMPT_METRICS, check_choice, unknown_name_error
+from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, find_view, result_file_path
 from interp_tasks.measurement.run_logs import find_runs
-from interp_tasks.measurement.subjects import Examples, Options, resolve_refs
-from interp_tasks.settings import import_file, parse_settings
+from interp_tasks.setting_parsing import import_file, parse_settings
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import ResolvedCheckpoint
@@ -108,13 +115,13 @@ class ResultOptions(PrintingOptions):
     plot: Annotated[bool, typer.Option("--plot", help="Write an HTML page with a figure.")] = False
 
 
-def check_files(name: str, out: Path | None, plot: bool) -> None:
+def check_output_files(name: str, out: Path | None, plot: bool) -> None:
     """Refuses, before slow work, files that could not be written after it."""
     for suffix in (*(FILES if out is not None else ()), *([PAGE] if plot else [])):
         check_writable_file(result_file_path(out or "", name, suffix))
 
 
-def show_result(
+def print_and_write_result(
     result: Result,
     format: str,
     metric: str | None,
@@ -163,10 +170,10 @@ class RecipeOptions(ImportOptions):
 def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     """Returns the command of an experiment; its options are the parameters of its function and what all have."""
     signature = inspect.signature(experiment.function, eval_str=True, locals=TYPES_ALONE).parameters
-    own, of_runs = own_options(signature.values()), "runs" in signature
+    own, of_runs = expand_options(signature.values()), "runs" in signature
     of_examples = any(each.kind is each.VAR_KEYWORD for each in signature.values())
     # Where an experiment compares no metrics, an option of that name is its own.
-    of_metrics = not of_runs and own_view(experiment.name, "view_columns") is None
+    of_metrics = not of_runs and find_view(experiment.name, "view_columns") is None
     if of_runs:
         examined = option("ckpt", RUNS)
         # They have a task and a split of their own.
@@ -190,7 +197,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     ) -> None:
         metric = asked.pop("metric", None) if of_metrics else None
         top = asked.pop("top", None)
-        check_files(experiment.name, out, plot)
+        check_output_files(experiment.name, out, plot)
         if import_path is not None:
             import_file(import_path)
         # A list that is not given is left out.
@@ -207,7 +214,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
             if of_examples:
                 given["progress"] = progress
             result = EXPERIMENTS[experiment.name].function(found, **given)
-        show_result(result, format, metric, out, plot, quiet, top)
+        print_and_write_result(result, format, metric, out, plot, quiet, top)
 
     parameters = [examined, *own, *of_rows, *options_of(ResultOptions)]
     made = make_command(experiment.name, line, experiment.function, parameters, call)
@@ -224,10 +231,10 @@ def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Exam
     if examples.prompts is not None:
         check_choice("--metric", plain_metric(metric), PROMPT_METRICS)
         return
-    own = examples.own_task()
+    own = examples.given_task()
     wholes = [own] if own is not None else [each.task for each in refs if each.task is not None]
     tasks = dict.fromkeys(part for whole in wholes for part in (whole.parts() or {"": whole}).values())
     names = list(dict.fromkeys(name for task in tasks for name in task.metric_names))
     more = {name for task in tasks for name in getattr(task, "property_names", ())}
     if plain_metric(metric) not in {*names, *more}:
-        raise unknown("--metric", metric, names, "metrics")
+        raise unknown_name_error("--metric", metric, names, "metrics")

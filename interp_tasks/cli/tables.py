@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.cells import cell_len
 
 from interp_tasks.cli.terminal import note, write_data
-from interp_tasks.measurement.result import EXPERIMENTS, own_view, shown_table
-from interp_tasks.texts import LAYOUT, printable
+from interp_tasks.measurement.result import EXPERIMENTS, find_view, shown_table
+from interp_tasks.text_formatting import LAYOUT, printable
 
 if TYPE_CHECKING:
     import pandas
     from rich.console import Console
 
     from interp_tasks.experiments import Result
-    from interp_tasks.measurement.subjects import Progress
+    from interp_tasks.measurement.loaded_checkpoints import Progress
     from interp_tasks.pages import Column
 
 WIDEST = 120
@@ -87,7 +87,7 @@ def print_result(
     blocks: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         blocks.setdefault(str(row["ref"]), []).append(index)
-    titles = {ref: title([rows[index] for index in block]) for ref, block in blocks.items()}
+    titles = {ref: block_title([rows[index] for index in block]) for ref, block in blocks.items()}
     heads = [[[*parts, *done]] for parts in titles.values()]
     cells = [
         text_column(
@@ -136,7 +136,7 @@ def print_blocks(
     """
     from rich.table import Table
 
-    kept, shared = without_repeats(columns, blocks)
+    kept, shared = split_shared_columns(columns, blocks)
     out = console()
     parts = lay_out(kept, out.width)
     wide = console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
@@ -167,7 +167,7 @@ def print_blocks(
             wide.print(table)
 
 
-def without_repeats(
+def split_shared_columns(
     columns: Sequence[TextColumn], blocks: Sequence[Sequence[int]]
 ) -> tuple[list[TextColumn], list[list[str]]]:
     """Returns the columns that tell rows of a block apart, and for each block's head what all its rows have in common.
@@ -239,7 +239,7 @@ def heading(parts: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
-def title(rows: Sequence[Any]) -> list[str]:
+def block_title(rows: Sequence[Any]) -> list[str]:
     """Returns the parts of a heading: ``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``.
 
     Of rows that differ the first; of its split as many examples as any row has (an embedding has fewer than a grid).
@@ -270,14 +270,14 @@ def print_rows(
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: plain(value) for key, value in row.items()} for row in rows)
+        writer.writerows({key: as_cell(value) for key, value in row.items()} for row in rows)
         write_data(text.getvalue())
     else:
         columns = [
             text_column(
                 name,
                 name,
-                [plain(row[name]) for row in rows],
+                [as_cell(row[name]) for row in rows],
                 right=all(isinstance(row[name], (int, float)) for row in rows),
             )
             for name in shown
@@ -285,12 +285,12 @@ def print_rows(
         print_blocks(columns, [range(len(rows))], [[list(heading)]])
 
 
-def plain(value: Any) -> str:
+def as_cell(value: Any) -> str:
     """Returns the text of a cell: lists joined, mappings as ``key value`` pairs, empty for ``None``."""
     if isinstance(value, Mapping):
-        return " ".join(f"{key} {plain(part)}" for key, part in value.items())
+        return " ".join(f"{key} {as_cell(part)}" for key, part in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(plain, value))
+        return ", ".join(map(as_cell, value))
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -298,7 +298,7 @@ def training_progress(progress: Progress | None, name: str) -> Callable[..., Non
     """Returns what ``train`` calls as progress(step, steps, line), for the name of a run."""
     if progress is None:
         return None
-    return lambda step, steps, line: progress(step, steps, f"{plain(line.get('validation', {}))}  {name}")
+    return lambda step, steps, line: progress(step, steps, f"{as_cell(line.get('validation', {}))}  {name}")
 
 
 FORMATS = ("table", "json", "csv")
@@ -312,7 +312,7 @@ def print_as(result: Result, format: str, metric: str | None = None, top: int | 
     Args:
         top: how many rows a table has for each checkpoint and metric, those of the largest effects, ranked.
     """
-    compares = own_view(result.frame, "view_columns") is None
+    compares = find_view(result.frame, "view_columns") is None
     chosen = result.of_metric(metric) if metric is not None or (compares and format == "table") else result
     if format != "table":
         write_data(chosen.to_json() if format == "json" else chosen.to_csv())
@@ -369,7 +369,9 @@ def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
     for part in config.get("parts", [config]):
         said = {name: part[name] for name, unsaid in says.items() if part.get(name) not in (None, unsaid)}
         options = {OPTIONS.get(name, name.replace("_", "-")): value for name, value in said.items()}
-        each.append([name if value is True else f"{name} {plain(value)}" for name, value in options.items()])
+        each.append(
+            [name if value is True else f"{name} {as_cell(value)}" for name, value in options.items()]
+        )
         # Where it was named in place of the checkpoint's own.
         if part.get("task") is not None:
             settings = ", ".join(f"{name} {value}" for name, value in part.get("task_config", {}).items())

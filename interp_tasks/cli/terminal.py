@@ -20,7 +20,7 @@ import typer
 
 from circuits.errors import CircuitsError
 from interp_tasks.errors import Stopped, UserError
-from interp_tasks.texts import LAYOUT, one_line, printable
+from interp_tasks.text_formatting import LAYOUT, one_line, printable
 from tasks.errors import TaskError
 
 
@@ -39,7 +39,7 @@ def write_line(text: str) -> None:
     sys.stdout.write(printable(text) + "\n")
 
 
-def open_streams() -> None:
+def repair_streams() -> None:
     """Puts usable streams in place of closed ones; what an encoding lacks is escaped on all of them."""
     for number in range(3):
         # The next file opened would take the place of a closed stream: what is printed would end up in a checkpoint.
@@ -165,7 +165,7 @@ def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
     except typer.Exit as done:
         return done.exit_code
     except BaseException as error:
-        told = outcome(error)
+        told = message_and_exit_code(error)
         if told is None:
             raise
         message, code = told
@@ -180,7 +180,7 @@ def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
     return code
 
 
-def outcome(error: BaseException) -> tuple[str, int] | None:
+def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
     """Returns what is said of an error in one line, and the exit status; ``None`` for an error of the program."""
     # Rich answers a closed pipe with sys.exit(1).
     closed = error.__context__ if isinstance(error, SystemExit) else error
@@ -197,11 +197,11 @@ def outcome(error: BaseException) -> tuple[str, int] | None:
         return usage_message(error), USAGE
     if isinstance(error, (UserError, TaskError, CircuitsError)):
         return str(error), USAGE
-    message = environment_error(error)
+    message = environment_message(error)
     return (message, USAGE) if message else None
 
 
-def environment_error(error: BaseException) -> str:
+def environment_message(error: BaseException) -> str:
     """Returns in one line an error that a machine or an installation causes; nothing for any other."""
     if isinstance(error, UnicodeEncodeError):
         # A glob, or the folder we are in, may lead to a name that is no text.

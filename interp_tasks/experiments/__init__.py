@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from interp_tasks.experiments._probe import lens, probe
     from interp_tasks.experiments._runs import curve, drops
     from interp_tasks.experiments._weights import permute, transplant
+    from interp_tasks.measurement.loaded_checkpoints import Examples, LoadedCheckpoint, Options, subjects
     from interp_tasks.measurement.result import COLUMNS, Experiment, Result
-    from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, subjects
     from interp_tasks.papers.grokfast.generalisation import generalisation
     from interp_tasks.papers.matrix_completion.answers import copying, decoding, influence
     from interp_tasks.papers.matrix_completion.embeddings import embeddings
@@ -64,7 +64,9 @@ _HOMES = {
 }
 _OTHERS = {
     **dict.fromkeys(("COLUMNS", "Experiment", "Result"), "measurement.result"),
-    **dict.fromkeys(("Examples", "LoadedCheckpoint", "Options", "subjects"), "measurement.subjects"),
+    **dict.fromkeys(
+        ("Examples", "LoadedCheckpoint", "Options", "subjects"), "measurement.loaded_checkpoints"
+    ),
 }
 
 

@@ -19,7 +19,7 @@ import typer
 
 from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.heads import (
+from interp_tasks.measurement.head_selection import (
     ALL,
     EACH,
     EACH_LAYER,
@@ -32,23 +32,14 @@ from interp_tasks.measurement.heads import (
     SCALE,
     HeadGroups,
     chosen_heads,
-    edit_heads,
     head_classes_held_out,
     head_labels,
+    make_head_edits,
     named_heads,
-    parse_limits,
+    parse_edit_options,
     select_positions,
 )
-from interp_tasks.measurement.options import (
-    called,
-    check_draws,
-    check_layer,
-    has_heads,
-    layer_of,
-    parse_positions,
-)
-from interp_tasks.measurement.result import Measured, Result, experiment, measure, run_sweep
-from interp_tasks.measurement.subjects import (
+from interp_tasks.measurement.loaded_checkpoints import (
     RESAMPLE,
     Examples,
     LoadedCheckpoint,
@@ -59,6 +50,15 @@ from interp_tasks.measurement.subjects import (
     source_batch,
     source_model,
 )
+from interp_tasks.measurement.option_parsing import (
+    called,
+    check_draws,
+    check_layer,
+    has_heads,
+    layer_of,
+    parse_positions,
+)
+from interp_tasks.measurement.result import Measured, Result, experiment, measure, run_sweep
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -115,11 +115,11 @@ def ablation(
         scale: with ``noise``, its standard deviation.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
     """
-    labels, limits = head_labels(heads), parse_limits(mode, keys, positions, scale)
+    labels, limits = head_labels(heads), parse_edit_options(mode, keys, positions, scale)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         chosen = chosen_heads(labels, subject.stored.sizes)
-        return run_sweep(subject, edit_heads(subject, mode, limits, chosen), called(mode, limits))
+        return run_sweep(subject, make_head_edits(subject, mode, limits, chosen), called(mode, limits))
 
     return measure(
         "ablation",
@@ -128,7 +128,7 @@ def ablation(
         measure_checkpoint,
         config={"heads": labels, "mode": mode, **limits},
         check_sizes=lambda sizes, _: chosen_heads(labels, sizes),
-        check=lambda subject: edit_heads(subject, mode, limits, {}),
+        check=lambda subject: make_head_edits(subject, mode, limits, {}),
     )
 
 
@@ -168,8 +168,8 @@ def heads(
         scale: with the mode ``"noise"``, its standard deviation.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
     """
-    limits, named = parse_limits(mode, keys, positions, scale), parse_groups(groups)
-    check_numbers(least, random, random_size, by_class=by_class, grouped=by_class or bool(named))
+    limits, named = parse_edit_options(mode, keys, positions, scale), parse_groups(groups)
+    check_counts(least, random, random_size, by_class=by_class, grouped=by_class or bool(named))
     found: dict[str, HeadGroups] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
@@ -183,7 +183,7 @@ def heads(
             raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
         found[str(subject.labels["ref"])] = rows
         every = chosen_heads([ALL], subject.stored.sizes)[ALL]
-        variants: dict[str, Any] = {**edit_heads(subject, mode, limits, {**rows, ALL: every, **own})}
+        variants: dict[str, Any] = {**make_head_edits(subject, mode, limits, {**rows, ALL: every, **own})}
         grouped = {**(rows if by_class else {}), **own}.values()
         sizes = {random_size} if random_size else {len(group) for group in grouped} - {len(every)}
         for size in sorted(sizes) if random else ():
@@ -193,7 +193,7 @@ def heads(
     config = {"mode": mode, **limits, "groups": named, "by_class": by_class, "least": least}
     config |= {"random": random, "random_size": random_size}
     checks: Any = {"check_sizes": partial(check_groups, named, least, random_size)}
-    checks["check"] = lambda subject: edit_heads(subject, mode, limits, {})
+    checks["check"] = lambda subject: make_head_edits(subject, mode, limits, {})
     result = measure("heads", refs, options, measure_checkpoint, config=config, **checks)
     return replace(result, notes=(*result.notes, *(class_notes(found) if by_class else ())))
 
@@ -210,7 +210,7 @@ def check_groups(
             raise UserError(f"--{option} {number}: {name} has {count} heads; fewer than that")
 
 
-def check_numbers(least: int, random: int, random_size: int | None, *, by_class: bool, grouped: bool) -> None:
+def check_counts(least: int, random: int, random_size: int | None, *, by_class: bool, grouped: bool) -> None:
     """Refuses numbers of heads and draws that mean nothing."""
     if least and (least < 0 or not by_class):
         raise UserError(f"--least {least}: a number of heads, which --by-class scores against templates")
@@ -256,7 +256,7 @@ def draw_heads(subject: LoadedCheckpoint, mode: str, limits: Mapping[str, Any], 
 
     def drawn(seed: int) -> Any:
         chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
-        return edit_heads(subject, mode, limits, {"": tuple(every[at] for at in sorted(chosen))})[""]
+        return make_head_edits(subject, mode, limits, {"": tuple(every[at] for at in sorted(chosen))})[""]
 
     return draws(drawn, count, subject.seed)
 
@@ -306,7 +306,7 @@ def patch(
     lender = None if of_input else resolve_sources(source, found, one=True)[0]
     given = head_labels(heads or ALL), parse_positions(positions), by_class
     patching = Patching(source, lender, sites, *given)
-    notes = [f"Activations come from {patching.whose}."]
+    notes = [f"Activations come from {patching.source_text}."]
     if of_input and examples.of_task:
         notes.append(
             "(source): the same output judged by the source's targets; low where it follows the source."
@@ -329,7 +329,7 @@ class Patching:
     by_class: bool
 
     @property
-    def whose(self) -> str:
+    def source_text(self) -> str:
         """Where activations come from, in words."""
         if self.lender is not None:
             return f"{self.lender.label} (step {self.lender.step}) on the same examples"

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.heads import (
+from interp_tasks.measurement.head_selection import (
     READ,
     HeadClasses,
     chosen_templates,
     classify_heads,
     scored_positions,
 )
-from interp_tasks.measurement.options import parse_positions
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, Refs
+from interp_tasks.measurement.option_parsing import parse_positions
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, value_text
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
 from interp_tasks.pages import Column, Figure
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def attention(
         found = classify_heads(mask_subject_examples(subject, mask), names, at, moves)
         ref = str(subject.labels["ref"])
         maps[ref], classes[ref] = patterns.attention(subject.model, found.recorded), found.classes
-        return table(found)
+        return head_rows(found)
 
     def check(subject: LoadedCheckpoint) -> None:
         subject = mask_subject_examples(subject, mask)
@@ -130,7 +130,7 @@ def mask_subject_examples(subject: LoadedCheckpoint, mask: str | None) -> Loaded
     return subject.shown(hide(subject.batch, mask))
 
 
-def table(found: HeadClasses) -> pandas.DataFrame:
+def head_rows(found: HeadClasses) -> pandas.DataFrame:
     """Returns a checkpoint's rows: each head's templates, movements and relocations, then those of all heads."""
     import pandas
 
@@ -163,7 +163,7 @@ def table(found: HeadClasses) -> pandas.DataFrame:
         {"metric": name, "value": float(n), "baseline": float(len(scores.heads))}
         for name, n in counts.items()
     ]
-    of_all = pandas.DataFrame([*counted, *distribution(found)]).assign(
+    of_all = pandas.DataFrame([*counted, *score_distribution_rows(found)]).assign(
         variant=ALL_HEADS, n=scores.mass.shape[-1]
     )
     alone = isinstance(found.positions, (list, tuple)) and len(found.positions) == 1
@@ -172,14 +172,14 @@ def table(found: HeadClasses) -> pandas.DataFrame:
     )
 
 
-def distribution(found: HeadClasses) -> Iterator[Row]:
+def score_distribution_rows(found: HeadClasses) -> Iterator[Row]:
     """Yields the distribution over heads of scores, corrected for chance, with intervals over examples.
 
     A quantile, or the largest, is taken in each resample anew.
     """
     import numpy as np
 
-    from circuits.statistics import LEVEL, interval, ratio
+    from circuits.statistics import LEVEL, percentiles, ratio
 
     scores, possible = found.scores, found.possible
     columns = [scores.templates.index(name) for name in possible]
@@ -199,7 +199,7 @@ def distribution(found: HeadClasses) -> Iterator[Row]:
         if np.isfinite(value):
             # A resample in which the template has no query says nothing of it.
             known = np.where(np.isneginf(resampled[metric]), np.nan, resampled[metric])[:, None]
-            low, high = interval(known, LEVEL) if scores.mass.shape[-1] > 1 else ([np.nan], [np.nan])
+            low, high = percentiles(known, LEVEL) if scores.mass.shape[-1] > 1 else ([np.nan], [np.nan])
             yield {"metric": metric, **numbers(value, (low[0], high[0]))}
 
 

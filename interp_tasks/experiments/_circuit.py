@@ -22,9 +22,7 @@ import typer
 from circuits.circuit import read
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import check_choice, check_draws, parse_spans
-from interp_tasks.measurement.result import Result, Row, experiment, filled, measure, numbers, value_text
-from interp_tasks.measurement.subjects import (
+from interp_tasks.measurement.loaded_checkpoints import (
     Examples,
     LoadedCheckpoint,
     Options,
@@ -32,6 +30,8 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     source_batch,
 )
+from interp_tasks.measurement.option_parsing import check_choice, check_draws, parse_spans
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, or_empty, value_text
 from interp_tasks.pages import Column, Figure, number
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def find_circuits(refs: Sequence[ResolvedCheckpoint], search: Search, options: O
     return replace(result, notes=tuple(explanations([*found.values()], search)), data=data)
 
 
-def halves(subject: LoadedCheckpoint, source: str | None) -> list[tuple[Any, Any, Batch | None]]:
+def split_halves(subject: LoadedCheckpoint, source: str | None) -> list[tuple[Any, Any, Batch | None]]:
     """Returns tokens, those of the source and the task's examples, of the half that finds and of that which tests."""
     from circuits.interventions.replacements import derangement
 
@@ -245,7 +245,7 @@ def halves(subject: LoadedCheckpoint, source: str | None) -> list[tuple[Any, Any
     return found
 
 
-def metrics_of(subject: LoadedCheckpoint, metric: str | None) -> tuple[str | None, str | None]:
+def metrics_to_test_and_rank(subject: LoadedCheckpoint, metric: str | None) -> tuple[str | None, str | None]:
     """Returns the metric that faithfulness is of, and one with a gradient that ranks; ``None`` without a task.
 
     By default the first is the task's own; it also ranks, unless it has no gradient, as an accuracy; then the first
@@ -294,8 +294,8 @@ def find_circuit(subject: LoadedCheckpoint, search: Search) -> FoundCircuit:
     from circuits import patch
 
     model, seed = subject.model, subject.seed
-    (base, source, batch), testing = halves(subject, search.source)
-    names = metrics_of(subject, search.metric)
+    (base, source, batch), testing = split_halves(subject, search.source)
+    names = metrics_to_test_and_rank(subject, search.metric)
     test, rank = (None if name is None else single_metric(subject.task, name) for name in names)
 
     def tested(circuit: Circuit, random: int, on: tuple[Any, Any, Any] = testing) -> Any:
@@ -433,7 +433,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
                     "gap": own.loc[GAP],
                     "mark": "the circuit" if part is own else "",
                 }
-                rows.append({**row_of(part, len(refs) == 1), "size": size, **row})
+                rows.append({**circuit_view_row(part, len(refs) == 1), "size": size, **row})
     shown = pandas.DataFrame(rows)
     if len(refs) == 1:
         return shown
@@ -441,7 +441,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     return shown.assign(checkpoint=shown["ref"], ref=f"{len(refs)} checkpoints", step=steps)
 
 
-def row_of(part: pandas.DataFrame, alone: bool) -> dict[str, Any]:
+def circuit_view_row(part: pandas.DataFrame, alone: bool) -> dict[str, Any]:
     """Returns what people see of a circuit: the metric, faithfulness, and those of random circuits of its size."""
     (metric,) = (name for name in part.index if name not in (SIZE, GAP) and not name.startswith(FAITHFULNESS))
     # Their mean, or of several checkpoints the best.
@@ -456,10 +456,10 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
     metric = str(rows["metric"].iloc[0]) if rows["metric"].nunique() == 1 else "metric"
     shared = [
         Column("size", "size", lambda row: "–" if row["size"] != row["size"] else f"{row['size']:.0f}"),
-        Column("share", "share", filled("share", ".1%")),
+        Column("share", "share", or_empty("share", ".1%")),
         Column("faithfulness [95% CI]", "faithfulness", faithfulness_text),
     ]
-    beside = Column("random", "beside", filled("beside", share))
+    beside = Column("random", "beside", or_empty("beside", share))
     if "checkpoint" not in rows and rows["size"].notna().all():
         return [*shared, beside, Column(f"{metric} [95% CI]", "value", value_text), Column("", "mark")]
     several = [Column("checkpoint", "checkpoint")] if "checkpoint" in rows else []

@@ -17,10 +17,10 @@ import typer
 from circuits.figures.layout import draw
 from circuits.figures.panels import heat, spectrum
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import grid_of, recorded
-from interp_tasks.measurement.options import THRESHOLD, parse_rule
-from interp_tasks.measurement.result import Measured, Result, Row, experiment, filled, measure, side_by_side
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs
+from interp_tasks.measurement.activations import grid_of, record
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, Refs
+from interp_tasks.measurement.option_parsing import THRESHOLD, parse_frequency_rule
+from interp_tasks.measurement.result import Measured, Result, Row, experiment, measure, merge_rows, or_empty
 from interp_tasks.pages import Column, Figure
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def fourier(refs: Refs, *, rule: Annotated[str, RULE] = "noise", **options: Unpa
             a number of yours, ``"above-mean=2"``; see ``circuits.fourier``.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
     """
-    name, number = parse_rule(rule)
+    name, number = parse_frequency_rule(rule)
     spectra: dict[tuple[str, str], TensorSpectrum] = {}
     rules: dict[str, None] = {}
 
@@ -96,15 +96,15 @@ def fourier(refs: Refs, *, rule: Annotated[str, RULE] = "noise", **options: Unpa
 
         rows: list[Row] = []
         done: dict[str, Any] = {}
-        for one in tensors(subject):
+        for one in tensor_spectra(subject):
             found = key_frequencies(one.spectrum, name, number)
             one = spectra[str(subject.labels["ref"]), one.label] = replace(one, keys=found.keys)
-            rows += rows_of(one)
+            rows += spectrum_rows(one)
             rules.setdefault(f"{found.rule}.")
             grid, keys = dict(one.spectrum.grid.axes), list(found.keys)
             done[one.label] = {"grid": grid, "key frequencies": keys, "rule": found.rule}
         # On a complete grid nothing is sampled and nothing drawn.
-        examples = math.prod(len(axis.values) for axis in read_axes(subject))
+        examples = math.prod(len(axis.values) for axis in task_grid_axes(subject))
         return Measured(pandas.DataFrame(rows).assign(split="grid", n=examples), done)
 
     config = {"rule": f"{name}={number:g}"}
@@ -112,7 +112,7 @@ def fourier(refs: Refs, *, rule: Annotated[str, RULE] = "noise", **options: Unpa
     return replace(result, notes=(SHARES_NOTE, *rules, INPUTS_NOTE, NEURONS_NOTE), data={"spectra": spectra})
 
 
-def read_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, ...]:
+def task_grid_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, ...]:
     """Returns the grid of inputs of a checkpoint's task."""
     task = subject.task
     if task is None:
@@ -127,7 +127,7 @@ def read_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, ...]:
     return axes
 
 
-def tensors(subject: LoadedCheckpoint) -> Iterator[TensorSpectrum]:
+def tensor_spectra(subject: LoadedCheckpoint) -> Iterator[TensorSpectrum]:
     """Yields spectra of embeddings over each coordinate and of neurons over the complete grid of inputs."""
     from circuits.fourier import spectrum
 
@@ -135,7 +135,7 @@ def tensors(subject: LoadedCheckpoint) -> Iterator[TensorSpectrum]:
         return {"site": site, "layer": layer, "position": position}
 
     task: Any = subject.task
-    axes, model = read_axes(subject), subject.model
+    axes, model = task_grid_axes(subject), subject.model
     tables = {axis.values: axis.name for axis in axes}
     for values, axis_name in tables.items():
         label, name = ("W_E", "digit") if len(tables) == 1 else (f"W_E ({axis_name})", axis_name)
@@ -144,7 +144,7 @@ def tensors(subject: LoadedCheckpoint) -> Iterator[TensorSpectrum]:
     grid, positions = grid_of(axes, tokens), list(task.read_positions)
     hooks = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
     hooks = [hook for hook in hooks if hook in model.hook_dict]
-    seen = recorded(model, tokens, hooks, lambda values: values[:, positions])
+    seen = record(model, tokens, hooks, lambda values: values[:, positions])
     for layer, neurons in enumerate(seen.values()):
         for index, position in enumerate(positions):
             at = f", position {position}" if len(positions) > 1 else ""
@@ -152,7 +152,7 @@ def tensors(subject: LoadedCheckpoint) -> Iterator[TensorSpectrum]:
             yield TensorSpectrum(f"mlp_post.{layer}{at}", place("mlp_post", layer, position), of_neurons)
 
 
-def rows_of(one: TensorSpectrum) -> list[Row]:
+def spectrum_rows(one: TensorSpectrum) -> list[Row]:
     """Returns shares, keys and neurons by frequency, then those of all other frequencies together."""
     from circuits.fourier import clusters
 
@@ -199,7 +199,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         tensor=tensors,
         variant=frame["variant"].str.removeprefix("frequency "),
     )
-    return side_by_side(blank, lambda row: (row["ref"], row["tensor"], row["variant"]), cells)
+    return merge_rows(blank, lambda row: (row["ref"], row["tensor"], row["variant"]), cells)
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
@@ -207,8 +207,8 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
         Column("tensor", "tensor"),
         Column("frequency", "variant"),
         Column("", "key"),
-        Column(SHARE, SHARE, filled(SHARE, ".4f")),
-        Column(NEURONS, NEURONS, filled(NEURONS, ".0f")),
+        Column(SHARE, SHARE, or_empty(SHARE, ".4f")),
+        Column(NEURONS, NEURONS, or_empty(NEURONS, ".0f")),
     ]
 
 

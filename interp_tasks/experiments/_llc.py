@@ -27,9 +27,15 @@ import typer
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve, rows_to_series
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.intervals import interval_over_runs, mean
+from interp_tasks.measurement.confidence_intervals import interval_over_runs, mean
+from interp_tasks.measurement.loaded_checkpoints import (
+    LoadedCheckpoint,
+    Options,
+    by_run,
+    check_has_task,
+    resolve_refs,
+)
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, by_run, check_has_task, resolve_refs
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import typer
 from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import split_into_passes
-from interp_tasks.measurement.options import check_layer, layer_of
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, Refs, check_has_task
+from interp_tasks.measurement.option_parsing import check_layer, layer_of
 from interp_tasks.measurement.result import Result, experiment, measure, value_text
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, Refs, check_has_task
 from interp_tasks.measurement.untrained import untrained as untrained_model
 from interp_tasks.pages import Column, Figure, number
 

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interp_tasks.checkpoints.drop import final_level, first_index_lastingly_below, plateau_steps
+from interp_tasks.checkpoints.drop_detection import final_level, first_index_lastingly_below, plateau_steps
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.intervals import paired_rows, rank_correlation_interval
+from interp_tasks.measurement.confidence_intervals import bootstrap_rows, rank_correlation_interval
+from interp_tasks.measurement.loaded_checkpoints import Examples, LoadedCheckpoint, Options, subjects
 from interp_tasks.measurement.result import Result, Row, experiment, numbers, tidy
 from interp_tasks.measurement.run_logs import (
     Curve,
@@ -37,7 +38,6 @@ from interp_tasks.measurement.run_logs import (
     setting,
     title_and_prefix,
 )
-from interp_tasks.measurement.subjects import Examples, LoadedCheckpoint, Options, subjects
 from interp_tasks.pages import Column, Figure, number, with_interval
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ def drops(
     curves = {
         (run.name, name): run.curve(name)
         for run in logged_runs
-        for name in ((metric,) if metric is not None else run.own_metrics())
+        for name in ((metric,) if metric is not None else run.drop_metric_names())
     }
-    rows = [row for run in logged_runs for row in rows_of(run, curves)]
+    rows = [row for run in logged_runs for row in run_drop_rows(run, curves)]
     rows += pooled_over_seeds(logged_runs, rows, lambda metric: metric in ("drop", LEFT), baselines=True)
     for key in keys:
         rows += correlations(logged_runs, rows, key)
@@ -115,7 +115,7 @@ def drops(
     return Result("drops", frame, config, tuple(notes), data={"curves": curves})
 
 
-def rows_of(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[Row]:
+def run_drop_rows(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator[Row]:
     """Yields what is said of the curves of one run."""
     theory = declared_by_run(run, "plateau_levels")
     for metric in (metric for name, metric in curves if name == run.name):
@@ -268,9 +268,9 @@ def curve(
         # The task's own metric comes first, and has the first colour, as in the report.
         curves[run.name] = {own.metric: own} | {name: one for name, one in others.items() if len(one.values)}
         rows += levels(run, curves[run.name], own)
-        rows += fall(run, own)
+        rows += loss_fall_rows(run, own)
         for subject in subjects(f"{run.name}@all", examples) if stored else ():
-            rows += at_checkpoint(run.name, subject)
+            rows += checkpoint_metric_rows(run.name, subject)
     config = {"runs": [run.name for run in logged_runs], "stored": stored, **examples.describe()}
     frame = tidy(rows, experiment="curve", intervention="none")
     notes = (LEVELS_NOTE, STORED_STEPS) if stored else (LEVELS_NOTE,)
@@ -284,11 +284,11 @@ def levels(run: Run, curves: Mapping[str, Curve], own: Curve) -> Iterator[Row]:
         for name, each in curves.items():
             row = {**run.labels(), "variant": variant, "metric": name}
             yield row | numbers(
-                level(each, own, variant), baseline=theory.get(name.partition(" (")[0], math.nan)
+                end_level(each, own, variant), baseline=theory.get(name.partition(" (")[0], math.nan)
             )
 
 
-def level(one: Curve, own: Curve, variant: str) -> float:
+def end_level(one: Curve, own: Curve, variant: str) -> float:
     """Returns the median of a curve over the plateau of the task's own metric (NaN without a drop), or over the end."""
     import numpy as np
 
@@ -300,20 +300,20 @@ def level(one: Curve, own: Curve, variant: str) -> float:
     return float(np.median(inside)) if len(inside) else math.nan
 
 
-def fall(run: Run, own: Curve) -> Iterator[Row]:
+def loss_fall_rows(run: Run, own: Curve) -> Iterator[Row]:
     """Yields the size of the drop, and the share that each weighted metric has in the fall of the loss."""
     said = {name: value for name, value in own.quantities().items() if name not in ("plateau", "final")}
     parts = {}
     for name, weight in declared_by_run(run, "loss_shares").items():
         one = Curve(name, *run.finite(name), None)
-        parts[name] = weight * (level(one, own, "plateau") - level(one, own, "final"))
+        parts[name] = weight * (end_level(one, own, "plateau") - end_level(one, own, "final"))
     whole = sum(parts.values()) or math.nan
     said |= {f"share of the fall: {name}": part / whole for name, part in parts.items()}
     for name, value in said.items():
         yield {**run.labels(), "variant": "drop", "metric": name, "value": value}
 
 
-def at_checkpoint(run: str, subject: LoadedCheckpoint) -> Iterator[Row]:
+def checkpoint_metric_rows(run: str, subject: LoadedCheckpoint) -> Iterator[Row]:
     """Yields metrics and exact accuracies of one stored step, pooled, with intervals over examples."""
     import torch
 
@@ -324,7 +324,9 @@ def at_checkpoint(run: str, subject: LoadedCheckpoint) -> Iterator[Row]:
         output = torch.cat([subject.model(tokens) for tokens in batch.tokens.split(256)])
     part = str(subject.labels["ref"]).removeprefix(subject.stored.label)
     labels = {**subject.labels, "run": run, "ref": run, "n_runs": 1, "variant": "stored step"}
-    for row in paired_rows(task.metrics(output, batch) | task.accuracies(output, batch), None, subject.seed):
+    for row in bootstrap_rows(
+        task.metrics(output, batch) | task.accuracies(output, batch), None, subject.seed
+    ):
         yield {**labels, **row, "metric": f"{row['metric']}{part}"}
 
 

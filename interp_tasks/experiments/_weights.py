@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.model.components import COMPONENTS
+from circuits.model.weight_components import COMPONENTS
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import called, check_draws, check_layer, check_positions, parse_parts
-from interp_tasks.measurement.result import Measured, Result, experiment, measure, run_sweep
-from interp_tasks.measurement.subjects import (
+from interp_tasks.measurement.loaded_checkpoints import (
     Examples,
     LoadedCheckpoint,
     Options,
@@ -28,6 +26,14 @@ from interp_tasks.measurement.subjects import (
     resolve_sources,
     source_model,
 )
+from interp_tasks.measurement.option_parsing import (
+    called,
+    check_draws,
+    check_layer,
+    parse_numbers,
+    parse_parts,
+)
+from interp_tasks.measurement.result import Measured, Result, experiment, measure, run_sweep
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -79,7 +85,7 @@ def transplant(
     rows = [parse_components(each) for each in ([components] if isinstance(components, str) else components)]
     if not rows:
         raise UserError("--components: nothing to transplant; write qkv, mlp, attn, ...")
-    chosen = None if layers is None else check_positions("--layers", layers)
+    chosen = None if layers is None else parse_numbers("--layers", layers)
     examples = Examples.of(options)
     found = resolve_refs(refs, examples)
     sources, lent = resolve_sources(source, found), dict[str, dict[str, Any]]()
@@ -106,7 +112,7 @@ def transplant(
     result = measure("transplant", found, options, measure_checkpoint, config=config, check_sizes=check_sizes)
     limited = "" if chosen is None else f", in layers {', '.join(map(str, chosen))} only"
     whose = sources[0].label if len(sources) == 1 else f"each of {len(sources)} checkpoints"
-    moved = "; ".join(f"{row}: {', '.join(parameters(one))}" for row, one in lent[resolved[0]].items())
+    moved = "; ".join(f"{row}: {', '.join(moved_names(one))}" for row, one in lent[resolved[0]].items())
     notes = (
         f"Weights come from {whose}{limited}; everything else stays the checkpoint's own.",
         f"Moved, N being every such layer: {moved}.",
@@ -134,7 +140,7 @@ def parse_components(spec: str) -> str:
     return "+".join(dict.fromkeys(parse_parts(spec)))
 
 
-def parameters(intervention: Any) -> list[str]:
+def moved_names(intervention: Any) -> list[str]:
     """Returns the state_dict names of what moves, those that differ by their layer alone as one."""
     return list(dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name) for name, _ in intervention.values))
 

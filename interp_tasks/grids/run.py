@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.run_files import (
-    check_free,
+    check_folder_kind,
     checkpoint_folder,
     digest,
     is_complete_checkpoint,
@@ -26,24 +26,24 @@ from interp_tasks.checkpoints.run_files import (
     stored_steps,
 )
 from interp_tasks.devices import check_device
-from interp_tasks.disk import atomic_write, lock_folder, read_file, writing
+from interp_tasks.disk import atomic_write, explain_write_errors, lock_folder, read_file
 from interp_tasks.errors import UserError
+from interp_tasks.grid_spec import Spec, name_file_in_errors, parse_grid_spec, read_grid_spec
 from interp_tasks.grids.work_units import (
+    GridPlan,
     MeasureUnit,
-    Plan,
     TrainUnit,
     Unit,
     check_grid_spec,
+    experiment_parameters,
     list_work_units,
-    parameters_of,
 )
-from interp_tasks.measurement.intervals import interval_over_runs
+from interp_tasks.measurement.confidence_intervals import interval_over_runs
+from interp_tasks.measurement.loaded_checkpoints import Progress
 from interp_tasks.measurement.result import COLUMNS, OLD_NAMES, Result, tidy
-from interp_tasks.measurement.run_logs import family
-from interp_tasks.measurement.subjects import Progress
-from interp_tasks.recipes import Spec, naming_file, read_spec, spec_of
-from interp_tasks.settings import EXECUTORS, import_file
-from interp_tasks.texts import counted
+from interp_tasks.measurement.run_logs import seed_group
+from interp_tasks.setting_parsing import EXECUTORS, import_file
+from interp_tasks.text_formatting import pluralise
 from interp_tasks.workers import SerialExecutor, worker_pool
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ DASK = re.compile(r"dask(?:://(?:[\w.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5}
 
 
 @dataclass(frozen=True)
-class Record:
+class UnitRecord:
     """What became of a unit, as ``units/KEY.json`` has it.
 
     Attributes:
@@ -73,7 +73,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Grid:
+class GridRun:
     """A grid that was run: its plan, and the record of each unit.
 
     Attributes:
@@ -84,12 +84,12 @@ class Grid:
 
     folder: Path
     spec: Spec
-    plan: Plan = field(repr=False)
-    records: Mapping[str, Record] = field(repr=False)
+    plan: GridPlan = field(repr=False)
+    records: Mapping[str, UnitRecord] = field(repr=False)
     done_before: int = 0
 
     @property
-    def failed(self) -> tuple[Record, ...]:
+    def failed(self) -> tuple[UnitRecord, ...]:
         return tuple(record for record in self.records.values() if record.status == "failed")
 
     @property
@@ -109,7 +109,7 @@ def grid(
     yes: bool = False,
     imports: Sequence[str | Path] = (),
     progress: Progress | None = None,
-) -> Grid:
+) -> GridRun:
     """Trains and measures what a grid asks for, but for what is done already; units that failed are in the result.
 
     Args:
@@ -125,14 +125,14 @@ def grid(
         UserError: for a grid that cannot be, another one at work in the folder, an executor that is not there.
     """
     root = Path(out).resolve()
-    check_free(root, "grid")
+    check_folder_kind(root, "grid")
     name = str(spec) if isinstance(spec, (str, Path)) else "grid"
     if not isinstance(spec, Spec):
-        spec = spec_of(spec) if isinstance(spec, Mapping) else read_spec(spec)
+        spec = parse_grid_spec(spec) if isinstance(spec, Mapping) else read_grid_spec(spec)
     files = [Path(file).resolve() for file in imports]
     for file in files:
         import_file(file)
-    with naming_file(name):
+    with name_file_in_errors(name):
         check_grid_spec(spec, yes=yes)
         planned = list_work_units(spec)
     slots = count_executor_slots(executor, jobs, spec.threads)
@@ -143,8 +143,8 @@ def grid(
     held = False
     while not held:
         # Where the executor is not there, nothing is left behind.
-        with opened(executor, slots) as pool:
-            with writing(root):
+        with open_executor(executor, slots) as pool:
+            with explain_write_errors(root):
                 root.mkdir(parents=True, exist_ok=True)
                 lock = lock_folder(root)
             try:
@@ -155,15 +155,15 @@ def grid(
             raise UserError(
                 "the executor broke down; what is done is kept: the same command goes on from there"
             )
-    return Grid(Path(out), spec, planned, records, before)
+    return GridRun(Path(out), spec, planned, records, before)
 
 
 def run_units(
-    planned: Plan,
+    planned: GridPlan,
     pool: Executor,
     slots: int | None,
     arguments: tuple[Path, str, Sequence[Path]],
-    records: dict[str, Record],
+    records: dict[str, UnitRecord],
     progress: Progress | None,
 ) -> bool:
     """Runs the units without a record, each when those that it needs are done, and adds their records.
@@ -172,7 +172,7 @@ def run_units(
         Whether the pool held until none could begin. Units that ran in a process pool as it broke have failed.
     """
     waiting: list[Unit] = [unit for unit in planned.units if unit.key not in records]
-    running: dict[Future[Record], Unit] = {}
+    running: dict[Future[UnitRecord], Unit] = {}
     while True:
         done = {key for key, record in records.items() if record.status == "done"}
         ready = [unit for unit in waiting if isinstance(unit, TrainUnit) or done.issuperset(unit.needs)]
@@ -218,7 +218,7 @@ def count_executor_slots(executor: str, jobs: int | None, threads: int) -> int |
 
 
 @contextlib.contextmanager
-def opened(executor: str, slots: int | None) -> Iterator[Executor]:
+def open_executor(executor: str, slots: int | None) -> Iterator[Executor]:
     """Yields the executor of a name; whatever it started ends with it."""
     if executor == "serial":
         yield SerialExecutor()
@@ -255,13 +255,13 @@ def dask_client(name: str, workers: int | None) -> Iterator[Any]:
 # ---- One unit, wherever; its outcome is on disk before anyone hears of it
 
 
-def perform(unit: Unit, root: Path, device: str, imports: Sequence[Path] = ()) -> Record:
+def perform(unit: Unit, root: Path, device: str, imports: Sequence[Path] = ()) -> UnitRecord:
     """Does one unit and records what came of it; an error in it is recorded as its outcome.
 
     Args:
         root: the grid's folder, absolute, and the same for all who work on it.
     """
-    record = Record(unit.key, unit.what, "done")
+    record = UnitRecord(unit.key, unit.what, "done")
     try:
         for file in imports:
             import_file(file)
@@ -285,7 +285,7 @@ def measure(unit: MeasureUnit, root: Path, device: str) -> bytes:
 
     from interp_tasks import experiments
 
-    call, parameters = getattr(experiments, unit.asked.name), parameters_of(unit.asked)
+    call, parameters = getattr(experiments, unit.asked.name), experiment_parameters(unit.asked)
     settings = dict(unit.asked.settings)
     takes_options = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if device != "cpu" and (takes_options or "device" in parameters):
@@ -308,7 +308,7 @@ def measure(unit: MeasureUnit, root: Path, device: str) -> bytes:
     return parquet
 
 
-def failure(unit: Unit, error: BaseException, said: str = "") -> Record:
+def failure(unit: Unit, error: BaseException, said: str = "") -> UnitRecord:
     """Returns the record of a unit that failed: a user's mistake in its own words, anything else with its kind."""
     from circuits import CircuitsError
     from tasks.errors import TaskError
@@ -317,7 +317,7 @@ def failure(unit: Unit, error: BaseException, said: str = "") -> Record:
     if not text or not isinstance(error, (UserError, TaskError, CircuitsError)):
         text = f"{type(error).__name__}: {text}"
     trace = "".join(traceback.format_exception(error))
-    return Record(unit.key, unit.what, "failed", said or text, trace)
+    return UnitRecord(unit.key, unit.what, "failed", said or text, trace)
 
 
 # ---- What is kept of a unit
@@ -331,11 +331,11 @@ def record_file(root: Path, key: str) -> Path:
     return root / UNITS / f"{key}.json"
 
 
-def write_record(root: Path, record: Record) -> None:
+def write_record(root: Path, record: UnitRecord) -> None:
     atomic_write(record_file(root, record.key), json.dumps(asdict(record), indent=1) + "\n")
 
 
-def settled_records(planned: Plan, root: Path, retry: bool = False) -> dict[str, Record]:
+def settled_records(planned: GridPlan, root: Path, retry: bool = False) -> dict[str, UnitRecord]:
     """Returns the records of units that need not be done, by key."""
     found = {unit.key: read_record(root, unit) for unit in planned.units}
     return {
@@ -343,12 +343,12 @@ def settled_records(planned: Plan, root: Path, retry: bool = False) -> dict[str,
     }
 
 
-def read_record(root: Path, unit: Unit) -> Record | None:
+def read_record(root: Path, unit: Unit) -> UnitRecord | None:
     """Returns the record of a unit whose output is still there; a damaged record counts as none."""
     try:
         known = read_json(record_file(root, unit.key), "what became of a unit")
         known.pop("seconds", None)  # up to 0.2
-        record = Record(**known)
+        record = UnitRecord(**known)
         if record.key != unit.key or record.status not in ("done", "failed"):
             return None
         if record.status == "done" and isinstance(unit, TrainUnit):
@@ -377,7 +377,7 @@ IDENTITY = (
 SEEDS = "n_seeds"
 
 
-def table(grid: Grid) -> pandas.DataFrame:
+def table(grid: GridRun) -> pandas.DataFrame:
     """Returns every row of every finished unit, with a column for each setting that varies; then pooled seeds.
 
     A row of several seeds is the mean over those that have the number, its ``run`` is ``RUN/seed-*``, its ``n_runs``
@@ -395,11 +395,11 @@ def table(grid: Grid) -> pandas.DataFrame:
     together = pooled(frame)
     frame = pandas.concat([frame, together], ignore_index=True)[list(COLUMNS)]
     runs = {*(unit.folder for unit in grid.plan.train), *map(str, frame["run"])}
-    seeds = Counter(name for run in runs if (name := family(run)) is not None)
+    seeds = Counter(name for run in runs if (name := seed_group(run)) is not None)
     counts = [pandas.NA] * (len(frame) - len(together)) + [seeds[run] for run in together["run"]]
     frame[SEEDS] = pandas.array(counts, dtype="Int64")
     varied = {unit.folder: unit.varied for unit in grid.plan.train}
-    varied |= {name: values for folder, values in varied.items() if (name := family(folder)) is not None}
+    varied |= {name: values for folder, values in varied.items() if (name := seed_group(folder)) is not None}
     for key in dict.fromkeys(key for values in varied.values() for key in values):
         cells = [varied.get(str(run), {}).get(key) for run in frame["run"]]
         frame[key] = [", ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in cells]
@@ -413,7 +413,7 @@ def pooled(frame: pandas.DataFrame) -> pandas.DataFrame:
     if frame.empty:
         return frame
     single = frame[frame["n_runs"].isna() | (frame["n_runs"] <= 1)]
-    single = single.assign(family=[family(str(run)) or "" for run in single["run"]])
+    single = single.assign(family=[seed_group(str(run)) or "" for run in single["run"]])
     # Not what an experiment pools itself.
     known = set(zip(frame["experiment"], frame["run"], strict=True))
     pairs = zip(single["experiment"], single["family"], strict=True)
@@ -444,13 +444,13 @@ def pooled(frame: pandas.DataFrame) -> pandas.DataFrame:
     return tidy(rows)
 
 
-def result_of(grid: Grid) -> Result:
+def result_of(grid: GridRun) -> Result:
     """Returns the table of a grid as a result, whose notes say what was done."""
     rows, records = table(grid), list(grid.records.values())
     done = sum(record.status == "done" for record in records)
     notes = [
-        f"{counted(len(grid.plan.units), 'unit')}: {counted(len(grid.plan.train), 'run')} to train, "
-        f"{counted(len(grid.plan.measure), 'experiment')}.",
+        f"{pluralise(len(grid.plan.units), 'unit')}: {pluralise(len(grid.plan.train), 'run')} to train, "
+        f"{pluralise(len(grid.plan.measure), 'experiment')}.",
         f"{done} done, {grid.done_before} of them before.",
     ]
     if grid.failed:

@@ -23,10 +23,10 @@ from interp_tasks.checkpoints.run_files import (
 )
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import every_experiment
+from interp_tasks.grid_spec import ExperimentSpec, Spec, TrainBlock, check_marks, shipped_runs
 from interp_tasks.measurement.run_logs import find_runs
-from interp_tasks.recipes import ExperimentSpec, Spec, Training, check_steps, shipped_by
-from interp_tasks.settings import MANY_RUNS
-from interp_tasks.texts import did_you_mean
+from interp_tasks.setting_parsing import MANY_RUNS
+from interp_tasks.text_formatting import did_you_mean
 from interp_tasks.training.config import SCHEDULE, ResolvedConfig, resolve_config
 
 #: Train settings under which a run goes on in the folder that it has, see :class:`~interp_tasks.checkpoints.RunFolder`.
@@ -86,7 +86,7 @@ Unit: TypeAlias = TrainUnit | MeasureUnit
 
 
 @dataclass(frozen=True)
-class Plan:
+class GridPlan:
     """Every unit in order: runs to train, then experiments."""
 
     train: tuple[TrainUnit, ...]
@@ -105,7 +105,7 @@ def check_grid_spec(spec: Spec, *, yes: bool = False) -> None:
     """
     if (runs := sum(block.count() for block in spec.train)) > MANY_RUNS and not yes:
         raise UserError(f"{runs:,} runs to train: --yes if that is meant, else vary less")
-    shipped_by(spec)
+    shipped_runs(spec)
     for block in spec.train:
         for values in block.combinations():
             if (start := resolve_block_config(block, values).train.start_from) is not None:
@@ -132,8 +132,8 @@ def check_experiment(asked: ExperimentSpec) -> None:
     if asked.name not in names:
         hint = did_you_mean(asked.name, names)
         raise UserError(f"no experiment {asked.name!r}: {hint}experiments are {', '.join(names)}")
-    check_steps(asked.at, f"experiment {asked.name}")
-    if asked.at and "runs" in parameters_of(asked):
+    check_marks(asked.at, f"experiment {asked.name}")
+    if asked.at and "runs" in experiment_parameters(asked):
         raise UserError(f"experiment {asked.name} takes whole runs: leave out at = {list(asked.at)}")
     try:
         # Experiments look at their arguments before they look for their runs.
@@ -144,7 +144,7 @@ def check_experiment(asked: ExperimentSpec) -> None:
             raise UserError(f"experiment {asked.name}: {message}") from None
 
 
-def parameters_of(asked: ExperimentSpec) -> Mapping[str, inspect.Parameter]:
+def experiment_parameters(asked: ExperimentSpec) -> Mapping[str, inspect.Parameter]:
     from interp_tasks import experiments
 
     return inspect.signature(getattr(experiments, asked.name)).parameters
@@ -152,11 +152,11 @@ def parameters_of(asked: ExperimentSpec) -> Mapping[str, inspect.Parameter]:
 
 def reads_logs_alone(asked: ExperimentSpec) -> bool:
     """Returns whether an experiment reads what runs have logged, and no checkpoint."""
-    parameters = parameters_of(asked)
+    parameters = experiment_parameters(asked)
     return "runs" in parameters and not ("stored" in parameters and asked.settings.get("stored", True))
 
 
-def list_work_units(spec: Spec) -> Plan:
+def list_work_units(spec: Spec) -> GridPlan:
     """Returns every unit of a grid, each once: sweeps of two ``[[train]]`` may cross in a run."""
     trained: dict[str, TrainUnit] = {}
     varied: dict[Path, dict[str, Any]] = {}
@@ -173,7 +173,7 @@ def list_work_units(spec: Spec) -> Plan:
             others = [identify_run_content(run, asked) for run in runs if run not in keys]
             key = compute_content_key([asked.model_dump(mode="json"), needs, others, spec.threads])
             measured[key] = MeasureUnit(key, asked, runs, needs, spec.threads)
-    return Plan(tuple(trained.values()), tuple(measured.values()))
+    return GridPlan(tuple(trained.values()), tuple(measured.values()))
 
 
 def identify_run_content(run: str, asked: ExperimentSpec) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def group_runs(asked: ExperimentSpec, trained: Sequence[str], given: Sequence[st
     return [*map(tuple, families.values()), *((run,) for run in given)]
 
 
-def resolve_block_config(block: Training, values: Mapping[str, Any]) -> ResolvedConfig:
+def resolve_block_config(block: TrainBlock, values: Mapping[str, Any]) -> ResolvedConfig:
     for key, instead in (("train.seed", "seeds"), ("train.threads", "threads, at the top")):
         if key in values:
             raise UserError(f"set {key}: write {instead}")

@@ -21,7 +21,7 @@ def split_into_passes(tokens: Any, most: int | None = None) -> Sequence[Any]:
     return [tokens[start : start + size] for start in range(0, len(tokens), size)]
 
 
-def recorded(
+def record(
     model: Any, tokens: Tensor, sites: Sequence[str], read: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
     """Returns by site what ``read`` makes of its activations, joined over all examples."""

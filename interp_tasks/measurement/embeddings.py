@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.intervals import LEVEL
-from interp_tasks.measurement.intervals import resamples as bootstrap_weights
-from interp_tasks.measurement.subjects import LoadedCheckpoint
+from interp_tasks.measurement.confidence_intervals import LEVEL
+from interp_tasks.measurement.confidence_intervals import draw_counts as bootstrap_weights
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,14 +22,14 @@ WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
-class Tables:
+class Embeddings:
     """Embeddings of tokens ``[id d]`` and positions ``[position d]``, float64."""
 
     tokens: Array
     positions: Array | None
 
     @classmethod
-    def of(cls, model: Any) -> Tables:
+    def of(cls, model: Any) -> Embeddings:
         parameters = dict(model.named_parameters())
         positions = parameters.get("pos_embed.W_pos")
         tokens = model.W_E.detach().double().cpu().numpy()
@@ -39,17 +39,17 @@ class Tables:
         return self.tokens[list(values)]
 
 
-def untrained_tables(subject: LoadedCheckpoint, draw: int = 0) -> Tables | None:
+def untrained_tables(subject: LoadedCheckpoint, draw: int = 0) -> Embeddings | None:
     """Returns the embeddings of an untrained model; ``None`` for an architecture that the task cannot build."""
     from interp_tasks.measurement.untrained import untrained
 
     try:
-        return Tables.of(untrained(subject, draw))
+        return Embeddings.of(untrained(subject, draw))
     except UserError:
         return None
 
 
-def resamples(points: int, seed: int) -> Array:
+def point_weights(points: int, seed: int) -> Array:
     """Returns weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
     import numpy as np
 
@@ -74,7 +74,7 @@ def correlation(one: Array, other: Array, weights: Array) -> Array:
     return np.divide(products[0, 1], scale, out=np.zeros_like(scale), where=scale > 1e-300)
 
 
-def interval(resampled: Array) -> tuple[float, float]:
+def percentile_interval(resampled: Array) -> tuple[float, float]:
     """Returns the percentile interval of resamples; NaN where there are none, or all are equal."""
     import numpy as np
 

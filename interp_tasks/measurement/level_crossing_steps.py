@@ -35,7 +35,7 @@ def crossing(steps: Sequence[int], values: Array, share: float, start: Array, en
     return crossings
 
 
-def reached(steps: Sequence[int], values: Sequence[float], level: float) -> tuple[float, float]:
+def reached_steps(steps: Sequence[int], values: Sequence[float], level: float) -> tuple[float, float]:
     """Returns the first step at a level and the first step of staying there; infinite where there is none.
 
     Linear between logged steps.

@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from interp_tasks.disk import write_together
-from interp_tasks.measurement.options import unknown
-from interp_tasks.measurement.subjects import (
+from interp_tasks.measurement.loaded_checkpoints import (
     Examples,
     LoadedCheckpoint,
     Options,
     Refs,
     subjects,
 )
+from interp_tasks.measurement.option_parsing import unknown_name_error
 from interp_tasks.pages import (
     Column,
     Figure,
     Page,
     Table,
+    format_p_value,
     is_page,
     number,
-    p_value,
     versions,
     with_interval,
 )
@@ -125,7 +125,7 @@ def numbers(
     return row
 
 
-def side_by_side(
+def merge_rows(
     frame: pandas.DataFrame,
     key: Callable[[Row], tuple[Any, ...]],
     cells: Callable[[Row], Mapping[str, Any]],
@@ -158,7 +158,7 @@ def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
     return values.agg(draws="count", sd="std", smallest="min", largest="max").reset_index()
 
 
-def own_view(of: pandas.DataFrame | str, name: str) -> Callable[..., Any] | None:
+def find_view(of: pandas.DataFrame | str, name: str) -> Callable[..., Any] | None:
     """Returns a function that stands beside an experiment, ``NAME_view_rows`` or ``view_rows``, if any does.
 
     Args:
@@ -178,7 +178,7 @@ def with_holm(frame: pandas.DataFrame, notes: Sequence[str]) -> tuple[pandas.Dat
 
     The table is one family: whoever reads it may pick the best row of any checkpoint and metric.
     """
-    from circuits.statistics import ALPHA, holm, least_adjusted
+    from circuits.statistics import ALPHA, holm, min_adjusted_p
 
     number_of = int(frame["p_value"].notna().sum())
     notes = [note for note in notes if not note.startswith(HOLM.partition("{")[0])]
@@ -186,7 +186,7 @@ def with_holm(frame: pandas.DataFrame, notes: Sequence[str]) -> tuple[pandas.Dat
         return frame, tuple(notes)
     frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
     examples = int(frame.loc[frame["p_value"].notna(), "n"].max())
-    least = least_adjusted(number_of, examples, FLIPS)
+    least = min_adjusted_p(number_of, examples, FLIPS)
     limit = f" None can be below {least:.2g}: fewer rows or more examples would do." if least >= ALPHA else ""
     return frame, (*notes[:1], HOLM.format(number_of) + limit, *notes[1:])
 
@@ -201,11 +201,11 @@ def shown_table(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[Column]
 
     Several draws become one row with their mean and spread; the intervention is shown only where it tells rows apart.
     """
-    if (view := own_view(frame, "view_rows")) is not None:
+    if (view := find_view(frame, "view_rows")) is not None:
         frame = view(frame)
     elif frame["draw"].notna().any():
         frame = frame[frame["draw"].isna()].merge(spread(frame), how="left")
-    if (view := own_view(frame, "view_columns")) is not None:
+    if (view := find_view(frame, "view_columns")) is not None:
         return frame, view(frame)
     compared, several = frame["baseline"].notna().any(), "sd" in frame
     # Of draws of one variant what it is stands in the notes: the room goes to the spread.
@@ -227,11 +227,11 @@ def shown_table(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[Column]
     if compared:
         columns.append(Column("effect [95% CI]", "effect", partial(value_text, key="effect")))
     if frame["p_value"].notna().any():
-        columns.append(Column("p adj.", "p_adjusted", lambda row: p_value(row["p_adjusted"])))
+        columns.append(Column("p adj.", "p_adjusted", lambda row: format_p_value(row["p_adjusted"])))
     return frame, columns
 
 
-def filled(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
+def or_empty(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
     """Returns a writer of a row's value by a format such as ``".1%"``, or a function; empty where it is missing."""
 
     def cell(row: Mapping[str, Any]) -> str:
@@ -329,7 +329,7 @@ class Result:
         own = {name for part in parts for name in part.get("metrics of the tasks", ())}
         chosen = names.isin(own) if metric is None else (names == metric) | (self.frame["metric"] == metric)
         if metric not in (None, "all") and not chosen.any():
-            raise unknown("no metric", metric, list(dict.fromkeys(names)), "metrics of the rows")
+            raise unknown_name_error("no metric", metric, list(dict.fromkeys(names)), "metrics of the rows")
         if metric == "all" or not chosen.any():
             return self
         frame, now = with_holm(self.frame[chosen], self.notes)
@@ -388,7 +388,7 @@ class Result:
         """Returns the figures of the page: those of the experiment, or every value beside its baseline, by metric."""
         from interp_tasks.measurement.table_figures import figures
 
-        own = own_view(self.experiment, "figures")
+        own = find_view(self.experiment, "figures")
         drawn: list[Figure] = figures(self.frame, self.examples()) if own is None else own(self)
         return drawn
 

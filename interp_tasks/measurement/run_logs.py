@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from interp_tasks.checkpoints import Drop, read_run, resolve
-from interp_tasks.checkpoints.drop import drop_or_reason, final_level
-from interp_tasks.checkpoints.refs import ZOO, find_drop, find_run, shipped, task_of_run, theoretical_plateau
+from interp_tasks.checkpoints.drop_detection import drop_or_reason, final_level
+from interp_tasks.checkpoints.refs import ZOO, find_drop, find_run, task_of_run, theoretical_plateau, zoo_runs
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file, read_columns
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.intervals import finite_or_nan, interval_over_runs, share_interval
+from interp_tasks.measurement.confidence_intervals import finite_or_nan, interval_over_runs, share_interval
 from interp_tasks.measurement.result import Row, numbers
 
 if TYPE_CHECKING:
@@ -108,13 +108,13 @@ class Run:
         way: Literal["down", "up"] = "up" if "accuracy" in metric else "down"
         if metric.startswith(self.drop_metric):
             way = self.direction
-        theory = theoretical_plateau(self.described) if metric in self.own_metrics() else None
+        theory = theoretical_plateau(self.described) if metric in self.drop_metric_names() else None
         found = drop_or_reason(steps, values, way, theory)
         if isinstance(found, Drop):
             return Curve(metric, steps, values, found)
         return Curve(metric, steps, values, None, found)
 
-    def own_metrics(self) -> tuple[str, ...]:
+    def drop_metric_names(self) -> tuple[str, ...]:
         """Returns the task's drop metric and, of a mixture, that of each part."""
         own = self.drop_metric
         return tuple(n for n in self.logged() if n == own or n.startswith(f"{own} (")) or (own,)
@@ -138,10 +138,10 @@ def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
     """Finds the runs of folders, globs and ``zoo:`` names: name -> folder, in order, each once."""
     runs: dict[str, Path] = {}
     for name in map(str, [given] if isinstance(given, str) else given):
-        check_run_name(name)
+        check_not_checkpoint(name)
         if name.startswith(ZOO):
             # They need no checkpoints, some being logs alone.
-            found: Mapping[str, Path | None] = {run: find_run(run) for run in shipped(name)}
+            found: Mapping[str, Path | None] = {run: find_run(run) for run in zoo_runs(name)}
         else:
             found = {str(each.run_name): each.run_path for each in resolve(f"{name}@last")}
         for run, path in found.items():
@@ -156,7 +156,7 @@ def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
     return runs
 
 
-def check_run_name(name: str) -> None:
+def check_not_checkpoint(name: str) -> None:
     """Refuses what names a checkpoint of a run, or a checkpoint folder."""
     if "@" in name:
         raise UserError(f"{name!r}: name the run alone, {name.rpartition('@')[0]}")
@@ -195,7 +195,7 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def family(name: str) -> str | None:
+def seed_group(name: str) -> str | None:
     """Returns ``RUN/seed-*`` for ``RUN/seed-3``; ``None`` for other names."""
     match = re.fullmatch(r"(.*[/:])seed-\d+", name)
     return f"{match[1]}seed-*" if match else None
@@ -227,10 +227,10 @@ def pooled_over_seeds(
     """
     import numpy as np
 
-    seeds = Counter(family(run.name) for run in runs)
+    seeds = Counter(seed_group(run.name) for run in runs)
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        name = family(row["run"])
+        name = seed_group(row["run"])
         if name is not None and seeds[name] > 1:
             groups.setdefault((name, row["split"], row["variant"], row["metric"]), []).append(row)
     pooled: list[Row] = []

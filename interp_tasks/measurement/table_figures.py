@@ -22,7 +22,7 @@ def figures(frame: pandas.DataFrame, examples: str) -> list[Figure]:
     Args:
         examples: on how many it was measured, a sentence.
     """
-    has_map, training = is_single_head_row(frame).any(), over_training(frame)
+    has_map, training = is_single_head_row(frame).any(), is_over_training(frame)
     title = (
         "Effect of each head alone, and of heads together" if has_map else "Every metric, edited and unedited"
     )
@@ -42,7 +42,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
 
     Of a run with several steps both are over these: a line for each variant, and a map of heads by step.
     """
-    training, names = over_training(frame), frame["variant"].astype(str)
+    training, names = is_over_training(frame), frame["variant"].astype(str)
     if frame.duplicated(["ref", "metric", "variant", "draw"]).any():
         names += "<br>" + frame["intervention"].astype(str)
     frame = frame.assign(line=names)
@@ -91,7 +91,7 @@ def points_panel(rows: pandas.DataFrame, metric: str, refs: list[Any], title: st
         opened = {"symbol": f"{series_style(index)[1]}-open", "size": 15, "line": {"width": 2}}
         style = {"marker": opened, "offsetgroup": str(ref), "showlegend": False}
         series[f"{ref}, unedited"] = rows_to_series(pooled, "line", "baseline", style=style, look=index)
-    return points(series, title, y=metric, log_y=is_log(rows))
+    return points(series, title, y=metric, log_y=suits_log_axis(rows))
 
 
 def lines_panel(rows: pandas.DataFrame, metric: str, title: str) -> Panel:
@@ -107,10 +107,10 @@ def lines_panel(rows: pandas.DataFrame, metric: str, title: str) -> Panel:
         one = rows_to_series(part, "step")
         banded = len(lines) <= MOST_BANDS and part[["value_ci_low", "value_ci_high"]].notna().all(axis=None)
         series[str(name)] = one if banded else one._replace(low=None, high=None)
-    return curve(series, title, y=metric, log_y=is_log(rows))
+    return curve(series, title, y=metric, log_y=suits_log_axis(rows))
 
 
-def is_log(rows: pandas.DataFrame) -> bool:
+def suits_log_axis(rows: pandas.DataFrame) -> bool:
     """Returns whether values span two powers of ten and no value or interval reaches zero."""
     numbers = rows[["value", "baseline", "value_ci_low"]].to_numpy(dtype=float)
     return bool(numbers.size and numbers.min() > 0 and numbers.max() > 100 * numbers.min())
@@ -122,7 +122,7 @@ def is_single_head_row(frame: pandas.DataFrame) -> pandas.Series:
     return (frame["experiment"] == "heads") & (frame["variant"] == alone).fillna(False)
 
 
-def over_training(frame: pandas.DataFrame) -> bool:
+def is_over_training(frame: pandas.DataFrame) -> bool:
     """Returns whether a run has so many steps that values are drawn as lines over them."""
     checkpoints = frame.drop_duplicates("ref")
     if checkpoints[["run", "step"]].isna().any(axis=None) or checkpoints.duplicated(["run", "step"]).any():

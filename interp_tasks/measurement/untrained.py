@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.subjects import LoadedCheckpoint
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -29,7 +29,7 @@ def untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransformer:
     from pydantic import ValidationError
 
     from tasks import derive_seed
-    from tasks.hooked import is_post_norm
+    from tasks.model_construction import is_post_norm
 
     task, device = subject.task, subject.tokens.device
     assert task is not None
@@ -37,7 +37,7 @@ def untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransformer:
         model = reinitialised(subject, derive_seed(subject.seed, "untrained", draw))
         return model.to(device, print_details=False)
     cfg, why = subject.model.cfg, ""
-    settings = initialisation(subject) | {name: getattr(cfg, held) for name, held in HELD_AS.items()}
+    settings = init_settings_of_run(subject) | {name: getattr(cfg, held) for name, held in HELD_AS.items()}
     settings |= {"norm": "post" if is_post_norm(subject.model) else "pre"}
     settings |= {} if cfg.attn_only else {"d_mlp": cfg.d_mlp}
     try:
@@ -65,7 +65,7 @@ def reinitialised(subject: LoadedCheckpoint, seed: int) -> HookedTransformer:
     import torch
 
     from interp_tasks.checkpoints.checkpoint import model_from_json
-    from tasks.hooked import global_randomness_untouched
+    from tasks.model_construction import global_randomness_untouched
 
     model = model_from_json(subject.stored.meta["model"], subject.stored.path)
     with global_randomness_untouched():
@@ -74,7 +74,7 @@ def reinitialised(subject: LoadedCheckpoint, seed: int) -> HookedTransformer:
     return model
 
 
-def initialisation(subject: LoadedCheckpoint) -> dict[str, Any]:
+def init_settings_of_run(subject: LoadedCheckpoint) -> dict[str, Any]:
     """Returns the settings that a model's weights do not show, from the run of this task that the checkpoint is in."""
     from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
 

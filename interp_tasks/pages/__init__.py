@@ -45,7 +45,7 @@ def number(value: float | None, significant: int = 4, *, zeros: bool = False, si
     return f"+{text}" if sign and value > 0 else text
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     """Formats a share as a percentage with one decimal; all of it and none without."""
     if value is None or math.isnan(value):
         return "–"
@@ -56,11 +56,11 @@ def with_interval(text: str, low: float | None, high: float | None, *, share: bo
     """Returns a text with ``[low, high]`` after it, where there is an interval; of a share as percentages."""
     if low is None or high is None or math.isnan(low) or math.isnan(high):
         return text
-    ends = [percent(end) if share else number(end, 3, zeros=True) for end in (low, high)]
+    ends = [format_percent(end) if share else number(end, 3, zeros=True) for end in (low, high)]
     return f"{text} [{', '.join(ends)}]".lstrip()
 
 
-def p_value(value: float | None) -> str:
+def format_p_value(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "–"
     return "<0.001" if value < 0.001 else f"{value:.3f}"
@@ -232,7 +232,7 @@ def step_labels(steps: Sequence[int], marks: Mapping[str, int]) -> list[str]:
 MOVED, SLIDER = ("x", "y", "z", "text", "customdata"), 80
 
 
-def stepped(figures: Mapping[str, plotly.graph_objects.Figure]) -> plotly.graph_objects.Figure:
+def step_slider(figures: Mapping[str, plotly.graph_objects.Figure]) -> plotly.graph_objects.Figure:
     """Returns the last of some figures with a slider that shows the numbers and titles of the others.
 
     Args:

@@ -1,5 +1,14 @@
 """Holds published numbers as data: claims of papers, how each is measured, and the rule of its verdict."""
 
-from interp_tasks.published.paper import Bounds, Claim, Paper, Row, Study, TrainingRun, papers, read_paper
+from interp_tasks.published.paper import (
+    Bounds,
+    Claim,
+    Paper,
+    PaperRow,
+    Study,
+    TrainingRun,
+    papers,
+    read_paper,
+)
 
-__all__ = ["Bounds", "Claim", "Paper", "Row", "Study", "TrainingRun", "papers", "read_paper"]
+__all__ = ["Bounds", "Claim", "Paper", "PaperRow", "Study", "TrainingRun", "papers", "read_paper"]

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from interp_tasks.disk import tomllib
 from interp_tasks.errors import UserError
-from interp_tasks.recipes import ShippedRun, recipe_runs, seed_numbers
+from interp_tasks.grid_spec import ShippedRun, runs_shipped_by_recipe, seed_numbers
 
 Preset = Literal["cpu", "reference", "paper"]
 PRESETS: tuple[str, ...] = get_args(Preset)
@@ -32,7 +32,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Row(Section):
+class PaperRow(Section):
     """An experiment of the paper.
 
     Attributes:
@@ -82,15 +82,15 @@ class TrainingRun(Section):
 
     def command(self, folder: str) -> str:
         """Returns the command that trains it."""
-        given = "".join(f" --set {key}={as_typed(value)}" for key, value in self.settings.items())
+        given = "".join(f" --set {key}={format_setting(value)}" for key, value in self.settings.items())
         seeds = f" --seeds {self.seeds}" if self.seeds else ""
         return f"interp-run train {self.task} --preset {self.train_preset}{given}{seeds} --out {folder}/{self.name}"
 
 
-def as_typed(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Returns a setting as one types it."""
     if isinstance(value, (list, tuple)):
-        return ",".join(map(as_typed, value))
+        return ",".join(map(format_setting, value))
     if isinstance(value, bool) or value is None:
         return str(value).lower()  # none, true, false
     if isinstance(value, float) and float(f"{value:g}") == value:
@@ -277,7 +277,7 @@ class Paper(Section):
     title: str
     citation: str
     departures: tuple[str, ...] = ()
-    row: tuple[Row, ...]
+    row: tuple[PaperRow, ...]
     study: tuple[Study, ...] = ()
     claim: tuple[Claim, ...] = ()
     run: tuple[TrainingRun, ...] = ()
@@ -388,7 +388,7 @@ def with_recipe(entry: Mapping[str, Any]) -> dict[str, Any]:
     recipe, name, seeds = entry.get("recipe"), entry.get("name"), entry.get("seeds")
     if not recipe:
         return dict(entry)
-    shipped = shipped_by(recipe)
+    shipped = shipped_runs_by_name(recipe)
     names = [str(name)] if seeds is None else [f"{name}/seed-{seed}" for seed in seed_numbers(seeds)]
     for each in names:
         if each not in shipped:
@@ -401,5 +401,5 @@ def with_recipe(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def shipped_by(recipe: str) -> dict[str, ShippedRun]:
-    return {run.name: run for run in recipe_runs(recipe)}
+def shipped_runs_by_name(recipe: str) -> dict[str, ShippedRun]:
+    return {run.name: run for run in runs_shipped_by_recipe(recipe)}

@@ -3,8 +3,8 @@
 Importing this package imports neither torch nor pandas; judging imports pandas, measuring both.
 """
 
-from interp_tasks.reproduction.measurement import check_records, measure
-from interp_tasks.reproduction.records import train_missing
 from interp_tasks.reproduction.reproduction import Reproduction, reproduce
+from interp_tasks.reproduction.runs_and_records import train_missing
+from interp_tasks.reproduction.study_jobs import check_records, measure
 
 __all__ = ["Reproduction", "check_records", "measure", "reproduce", "train_missing"]

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from interp_tasks.measurement import intervals
-from interp_tasks.measurement.intervals import ALPHA, MIN_RUNS, Interval
-from interp_tasks.measurement.run_logs import family
+from interp_tasks.measurement import confidence_intervals
+from interp_tasks.measurement.confidence_intervals import ALPHA, MIN_RUNS, Interval
+from interp_tasks.measurement.run_logs import seed_group
 from interp_tasks.pages import number
 from interp_tasks.published import Bounds, Claim
 
@@ -25,20 +25,20 @@ REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "one": max,
     "min": min,
     "max": max,
-    "mean": intervals.mean,
+    "mean": confidence_intervals.mean,
     MAX_OVER_MIN: lambda values: max(values) / min(values),
 }
 
 
-class Unmeasured(Exception):
+class UnmeasuredError(Exception):
     """A claim's number is not in the table; the message says what is there instead."""
 
 
-class NoRow(Unmeasured):
+class NoRowError(UnmeasuredError):
     """The table has no row that a claim could be about."""
 
 
-class Number(NamedTuple):
+class RunNumber(NamedTuple):
     """A claim's number on one training run.
 
     Attributes:
@@ -73,7 +73,7 @@ class ClaimNumbers:
         pooled: whether they are of a row that pools several runs; its interval is the table's.
     """
 
-    numbers: tuple[Number, ...]
+    numbers: tuple[RunNumber, ...]
     n_runs: int
     pooled: bool = False
 
@@ -91,7 +91,7 @@ def claim_numbers(claim: Claim, table: Rows) -> ClaimNumbers:
     """
     rows = single_runs(filter_rows(table, claim.where))
     if not rows:
-        raise NoRow(f"no row has {claim.where}")
+        raise NoRowError(f"no row has {claim.where}")
     counts = [1 if row["n_runs"] is None else int(row["n_runs"]) for row in rows]
     groups, pooled = by_run(rows), max(counts) > 1
     if pooled:
@@ -99,16 +99,16 @@ def claim_numbers(claim: Claim, table: Rows) -> ClaimNumbers:
     elif claim.reduce == MAX_OVER_MIN:
         groups = {name: several for name, several in groups.items() if len(several) > 1}
         if not groups:
-            raise NoRow(f"no run has two rows of {claim.where}")
+            raise NoRowError(f"no run has two rows of {claim.where}")
     if not pooled and len({row["condition"] for several in groups.values() for row in several}) > 1:
         groups = by_seed(claim, groups)
     most = max(map(len, groups.values()))
     if claim.reduce == "one" and most > 1:
-        raise Unmeasured(f"{most} rows have {claim.where}")
+        raise UnmeasuredError(f"{most} rows have {claim.where}")
     if isinstance(claim.per, dict):
         bounds = paired_ratios(claim, groups, table)
     else:
-        bounds = {name: [share_of(claim, row) for row in several] for name, several in groups.items()}
+        bounds = {name: [claimed_bounds(claim, row) for row in several] for name, several in groups.items()}
     numbers = tuple(reduce_rows(claim, name, ends, groups.get(name, [])) for name, ends in bounds.items())
     # A row of a method, which no model was trained for, says that it is of no run.
     return ClaimNumbers(numbers, min(counts) if pooled else len(numbers) if any(counts) else 0, pooled)
@@ -121,7 +121,7 @@ def filter_rows(rows: Rows, where: Mapping[str, Any]) -> Rows:
     """Returns the rows that have these values; without `draw` among them, rows that are of no single draw."""
     for column in where:
         if rows and column not in rows[0]:
-            raise Unmeasured(f"the table has no column {column!r}")
+            raise UnmeasuredError(f"the table has no column {column!r}")
     return [
         row
         for row in rows
@@ -156,7 +156,7 @@ def by_run(rows: Rows) -> dict[str, Rows]:
 def single_runs(rows: Rows) -> Rows:
     """Returns the rows of single runs, or all where there are none; rows over several runs are made of them."""
     # Of several seeds one alone may have the number: the row that pools them is then over one run.
-    families = {family(row["run"] or "") for row in rows}
+    families = {seed_group(row["run"] or "") for row in rows}
     return [row for row in rows if (row["n_runs"] or 0) <= 1 and row["run"] not in families] or rows
 
 
@@ -168,13 +168,13 @@ def by_seed(claim: Claim, groups: Mapping[str, Rows]) -> dict[str, Rows]:
     rows = [row for several in groups.values() for row in several]
     conditions = {row["condition"] for row in rows}
     if claim.reduce == "one":
-        raise Unmeasured(f"{len(rows)} rows have {claim.where}, of {len(conditions)} conditions")
+        raise UnmeasuredError(f"{len(rows)} rows have {claim.where}, of {len(conditions)} conditions")
     seeds: dict[Any, Rows] = {}
     for row in rows:
         seeds.setdefault(row["trained_seed"], []).append(row)
     complete = {seed: of for seed, of in seeds.items() if {row["condition"] for row in of} == conditions}
     if not complete:
-        raise Unmeasured(f"no seed was trained under all {len(conditions)} conditions of {claim.where}")
+        raise UnmeasuredError(f"no seed was trained under all {len(conditions)} conditions of {claim.where}")
     return {f"seed {seed}": of for seed, of in complete.items()}
 
 
@@ -193,7 +193,7 @@ def paired_ratios(claim: Claim, groups: Mapping[str, Rows], table: Rows) -> dict
         conditions = {row["condition"] for rows in others.values() for row in rows}
         ambiguous = len(conditions) != 1 or several > len(others) or ("run" not in where and several > 1)
         if ambiguous or claim.reduce != "one":
-            raise Unmeasured(f"{several} rows have {where}")
+            raise UnmeasuredError(f"{several} rows have {where}")
         of_seed = {rows[0]["trained_seed"]: rows for rows in others.values()}
         seeds = {name: rows[0]["trained_seed"] for name, rows in groups.items()}
         if len(of_seed) < len(others) or not of_seed.keys() >= set(seeds.values()):
@@ -211,10 +211,10 @@ def paired_ratios(claim: Claim, groups: Mapping[str, Rows], table: Rows) -> dict
 
 def mean_of(several: Iterable[Interval]) -> Interval:
     lows, highs = zip(*several, strict=True)
-    return intervals.mean(lows), intervals.mean(highs)
+    return confidence_intervals.mean(lows), confidence_intervals.mean(highs)
 
 
-def share_of(claim: Claim, row: Row) -> Interval:
+def claimed_bounds(claim: Claim, row: Row) -> Interval:
     """Returns bounds of the number of a row, as a share of another number of it where the claim says so."""
     own = number_bounds(row, claim.column)
     return own if claim.per is None else ratio(own, number_bounds(row, str(claim.per)))
@@ -247,20 +247,20 @@ def ratio(above: Interval, below: Interval) -> Interval:
     return (low / most if most < math.inf else 0.0), (high / least if least else math.inf)
 
 
-def reduce_rows(claim: Claim, name: str, bounds: Sequence[Interval], rows: Rows) -> Number:
+def reduce_rows(claim: Claim, name: str, bounds: Sequence[Interval], rows: Rows) -> RunNumber:
     """Returns the number that the claim reduces the rows of one run to."""
     lows, highs = zip(*bounds, strict=True)
     bounded, reduce = lows != highs, REDUCTIONS[claim.reduce]
     if any(map(math.isnan, (*lows, *highs))) or (claim.reduce == MAX_OVER_MIN and min(lows) <= 0):
-        return Number(name, (math.nan, math.nan))
+        return RunNumber(name, (math.nan, math.nan))
     if bounded and claim.reduce not in ("one", "min", "max"):
-        return Number(name, (math.nan, math.nan))
+        return RunNumber(name, (math.nan, math.nan))
     examples = None
     if len(rows) == 1 and claim.per is None:
         low, high = (rows[0].get(f"{claim.column}_ci_{end}") for end in ("low", "high"))
         examples = None if low is None or high is None else (float(low), float(high))
     middle = median(lows) if claim.reduce in ("min", "max") and len(lows) > 2 and not bounded else None
-    return Number(name, (reduce(lows), reduce(highs)), examples, middle)
+    return RunNumber(name, (reduce(lows), reduce(highs)), examples, middle)
 
 
 Verdict = Literal["held", "failed", "undecided", "not testable", "not run", "error"]
@@ -288,8 +288,8 @@ def judge(claim: Claim, table: Rows, controls: Mapping[str, Rows] | None = None)
     """
     try:
         claimed = claim_numbers(claim, table)
-    except Unmeasured as unmeasured:
-        if isinstance(unmeasured, NoRow) and claim.absent:
+    except UnmeasuredError as unmeasured:
+        if isinstance(unmeasured, NoRowError) and claim.absent:
             return {"n_runs": 0, "verdict": "not run", "reason": claim.absent}
         return {"n_runs": 0, "verdict": "error", "reason": str(unmeasured)}
     row = verdict_of_numbers(claim, claimed)
@@ -300,8 +300,8 @@ def judge(claim: Claim, table: Rows, controls: Mapping[str, Rows] | None = None)
     passing = []
     for name, rows in (controls or {}).items():
         try:
-            row[name] = shown_value(claim, claim_numbers(claim, rows))
-        except Unmeasured:  # an untrained model may have no such row
+            row[name] = mean_over_runs(claim, claim_numbers(claim, rows))
+        except UnmeasuredError:  # an untrained model may have no such row
             continue
         if row[name] is not None and claim.holds.contains(row[name]):
             passing.append(CONTROLS[name])
@@ -322,8 +322,8 @@ def verdict_of_numbers(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     medians = [each.median for each in numbers if each.median is not None]
     row = {
         "n_runs": n_runs,
-        "value": shown_value(claim, claimed),
-        "median": intervals.mean(medians) if medians else None,
+        "value": mean_over_runs(claim, claimed),
+        "median": confidence_intervals.mean(medians) if medians else None,
         "runs": [
             {"run": each.run, "value": None if math.isnan(each.value) else each.value} for each in numbers
         ],
@@ -374,13 +374,13 @@ def estimate(interval: Interval, basis: str, p: float | None = None, remark: str
 def interval_over_examples(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     """Returns the table's own interval over examples, of several runs the mean of theirs."""
     several = [each.over_examples for each in claimed.numbers if each.over_examples is not None]
-    value = shown_value(claim, claimed)
+    value = mean_over_runs(claim, claimed)
     if value is None or len(several) < len(claimed.numbers):
         return {"reason": "the study has no interval of this number"}
-    low, high = intervals.mean_interval_ends(several)
-    error = (high - low) / 2 / intervals.normal_quantile(1 - ALPHA / 2)
+    low, high = confidence_intervals.mean_interval_ends(several)
+    error = (high - low) / 2 / confidence_intervals.normal_quantile(1 - ALPHA / 2)
     return estimate(
-        (low, high), "over examples", two_sided(claim.holds, value, error, None) if error else None
+        (low, high), "over examples", two_sided_p_value(claim.holds, value, error, None) if error else None
     )
 
 
@@ -398,20 +398,20 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
         return interval_of_bounds(claim, claimed)
     if claim.over == "share of runs":
         p = share_p_value(claim.holds, values)
-        return estimate(intervals.share_interval(values), f"exact binomial, {over}", p)
+        return estimate(confidence_intervals.share_interval(values), f"exact binomial, {over}", p)
     if claim.log and min(values) <= 0:
         return {"reason": "no interval: a number that is not above 0 has no logarithm"}
     forth, back = SCALES[claim.log]
     scaled = [forth(value) for value in values]
-    low, high = intervals.t_interval(scaled) or (math.nan, math.nan)
+    low, high = confidence_intervals.t_interval(scaled) or (math.nan, math.nan)
     found, basis = (back(low), back(high)), f"t, {over}{', of the logarithm' * claim.log}"
-    error = intervals.standard_error(scaled)
+    error = confidence_intervals.standard_error(scaled)
     # A t of no spread would have a p-value of 0, which a few runs that agree cannot show.
     if not error or len(set(values)) == 1:
         alike = f"all {claimed.n_runs} runs give the same number: no spread, and no p-value"
         return estimate(found, basis, remark=alike)
     ends = {name: forth(end) for name, end in claim.holds if end is not None}
-    p = two_sided(Bounds(**ends), intervals.mean(scaled), error, claimed.n_runs - 1)
+    p = two_sided_p_value(Bounds(**ends), confidence_intervals.mean(scaled), error, claimed.n_runs - 1)
     return estimate(found, basis, p)
 
 
@@ -421,7 +421,7 @@ def interval_of_bounds(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     lowest, unknown = min(low for low, _ in bounds), len(claimed.bounded)
     # A bound of 0 has no logarithm: then the interval is of the numbers themselves.
     forth, back = SCALES[claim.log and lowest > 0]
-    found = intervals.bounded_t_interval([(forth(low), forth(high)) for low, high in bounds])
+    found = confidence_intervals.bounded_t_interval([(forth(low), forth(high)) for low, high in bounds])
     if found is None:
         lie = where_numbers_lie(claim.holds, claimed)
         return {"reason": f"no interval: {unknown} of {n_runs} runs end too soon to have the number{lie}"}
@@ -430,12 +430,12 @@ def interval_of_bounds(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     return estimate((max(low, 0.0) if lowest >= 0 else low, high), basis)
 
 
-def shown_value(claim: Claim, claimed: ClaimNumbers) -> float | None:
+def mean_over_runs(claim: Claim, claimed: ClaimNumbers) -> float | None:
     """Returns the mean over runs, the geometric one where the claim is on a log scale; ``None`` where there is none."""
     values, (forth, back) = [each.value for each in claimed.numbers], SCALES[claim.log]
     if any(math.isnan(value) for value in values) or (claim.log and min(values) <= 0):
         return None
-    return back(intervals.mean([forth(value) for value in values]))
+    return back(confidence_intervals.mean([forth(value) for value in values]))
 
 
 def interval_verdict(bounds: Bounds, interval: Interval, closed: bool = True) -> Verdict:
@@ -460,14 +460,14 @@ def share_p_value(bounds: Bounds, values: Sequence[float]) -> float:
     return min(1.0, 2 * float(min(as_few, as_many)))
 
 
-def two_sided(bounds: Bounds, value: float, error: float, df: int | None) -> float:
+def two_sided_p_value(bounds: Bounds, value: float, error: float, df: int | None) -> float:
     """Returns twice the smaller of two one-sided p-values: that the number breaks the rule, and that it keeps it.
 
     Below 0.05 exactly where the 95% interval lies on one side of the rule.
     """
 
     def beyond(bound: float, sign: int) -> float:
-        return intervals.p_value_at_bound(sign * value, error, df, sign * bound)
+        return confidence_intervals.p_value_at_bound(sign * value, error, df, sign * bound)
 
     # Each bound with the sign of its inside: small where the number is well within, and where it is well without.
     ends = [(end, sign) for end, sign in ((bounds.above, -1), (bounds.below, 1)) if end is not None]

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.intervals import ALPHA
-from interp_tasks.measurement.options import check_choice
+from interp_tasks.measurement.confidence_intervals import ALPHA
+from interp_tasks.measurement.option_parsing import check_choice
 from interp_tasks.pages import Page, Section, Table, Text, versions
 from interp_tasks.published import Claim, Paper, Study, TrainingRun, read_paper
 from interp_tasks.published.paper import PRESETS
-from interp_tasks.reproduction import page as pages
+from interp_tasks.reproduction import verdict_text as pages
 from interp_tasks.reproduction.claim_verdicts import CONTROLS, Rows, has_ending, join_remarks, judge
-from interp_tasks.reproduction.records import (
+from interp_tasks.reproduction.runs_and_records import (
     Key,
     PaperRun,
-    Record,
+    StudyRecord,
     digest_rule,
     planned_runs,
     read_records,
+    role_record_name,
     table_of,
-    together_name,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Condition:
     study: Study
     runs: tuple[PaperRun, ...]
     shuffled: tuple[PaperRun, ...]
-    stored: Mapping[Key, Record]
+    stored: Mapping[Key, StudyRecord]
 
     @property
     def name(self) -> str:
@@ -56,22 +56,22 @@ class Condition:
             return self.study.role
         return re.sub(r"/seed-\d+$", "", self.runs[0].name)
 
-    def record_of(self, run: PaperRun, control: str = "") -> Record | None:
+    def record_of(self, run: PaperRun, control: str = "") -> StudyRecord | None:
         """Returns the record of a run, or of a control that stands for it; of other settings it is of another run."""
         is_together = self.study.together and control != "shuffled"
-        on = together_name(self.study.role, run.run.preset) if is_together else run.name
+        on = role_record_name(self.study.role, run.run.preset) if is_together else run.name
         record = self.stored.get((self.study.id, on, control))
         identities = [] if record is None else [(each.name, each.config) for each in record.runs]
         return record if (run.name, run.config) in identities else None
 
-    def records(self, control: str = "") -> list[Record]:
+    def records(self, control: str = "") -> list[StudyRecord]:
         """Returns the records of its runs, or of its controls, each once."""
         runs = self.shuffled if control == "shuffled" else self.runs
         found = [self.record_of(each, control) for each in runs]
         return list({record.key: record for record in found if record is not None}.values())
 
     @cached_property
-    def measured(self) -> list[Record]:
+    def measured(self) -> list[StudyRecord]:
         return [record for record in self.records() if not record.refused]
 
     @cached_property
@@ -131,7 +131,7 @@ class Condition:
 
 
 def list_conditions(
-    study: Study, planned: Sequence[PaperRun], stored: Mapping[Key, Record]
+    study: Study, planned: Sequence[PaperRun], stored: Mapping[Key, StudyRecord]
 ) -> list[Condition]:
     """Returns the conditions of a study, of the runs that the paper's file plans at a scale."""
     groups: dict[str, list[PaperRun]] = {}
@@ -178,7 +178,7 @@ def runs_named(claim: Claim) -> list[str]:
     return [name for one in given for name in (one if isinstance(one, list) else [str(one)])]
 
 
-def refusals(records: Iterable[Record]) -> list[str]:
+def refusals(records: Iterable[StudyRecord]) -> list[str]:
     """Returns on which runs a study cannot be done, and why: those together that lack the same."""
     names: dict[str, list[str]] = {}
     for record in records:
@@ -316,7 +316,7 @@ def reproduce(
     planned = planned_runs(paper, preset)
     studies = {each.id: list_conditions(each, planned, stored) for each in paper.studies(rows)}
     verdicts = [
-        {**of_claim(claim), **row}
+        {**claim_columns(claim), **row}
         for claim in claims
         for row in judge_conditions(claim, studies[claim.study], preset)
     ]
@@ -346,7 +346,7 @@ def checked_paper(paper: str | Paper, preset: str, rows: Sequence[int]) -> Paper
     return paper
 
 
-def of_claim(claim: Claim) -> dict[str, Any]:
+def claim_columns(claim: Claim) -> dict[str, Any]:
     """Returns the columns that are a claim's own."""
     own = {
         name: getattr(claim, name)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.search.plan import Plan, make_plan
+from interp_tasks.search.plan import SearchPlan, make_plan
 
 if TYPE_CHECKING:
     from interp_tasks.search.study import SearchResult, search
 
-__all__ = ["Plan", "SearchResult", "make_plan", "search"]
+__all__ = ["SearchPlan", "SearchResult", "make_plan", "search"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from interp_tasks.disk import parse_value, read_toml
 from interp_tasks.errors import UserError
-from interp_tasks.training.config import ResolvedConfig, TrainConfig, resolve_config, typed
+from interp_tasks.training.config import ResolvedConfig, TrainConfig, parse_setting_value, resolve_config
 from tasks.settings import ModelSettings
 
 #: What Optuna stores: lists are held as their JSON.
@@ -28,7 +28,7 @@ MAX_COMBINATIONS = 500
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """The plan of a search.
 
     Attributes:
@@ -58,7 +58,7 @@ class Plan:
         return {
             "task": self.task_name,
             "preset": self.preset,
-            "settings": {name: typed(text) for name, text in sorted(self.fixed.items())},
+            "settings": {name: parse_setting_value(text) for name, text in sorted(self.fixed.items())},
             "space": dict(self.vary),
             "objective": {"metric": objective, "direction": direction, "last": LAST},
             "sampler": {"name": "TPE", "seed": self.seed},
@@ -71,7 +71,7 @@ class Plan:
         Args:
             valid: raises ``ValueError`` for a configuration that cannot be.
         """
-        all_ends = {key: ends(values) for key, values in self.vary.items()}
+        all_ends = {key: representative_values(values) for key, values in self.vary.items()}
         for key, value in ((key, value) for key, values in all_ends.items() for value in values):
             complaints = []
             for combination in islice(product(*(all_ends | {key: [value]}).values()), MAX_COMBINATIONS):
@@ -93,7 +93,7 @@ def make_plan(
     settings: Mapping[str, str] | None = None,
     objective: str | None = None,
     seed: int = 42,
-) -> Plan:
+) -> SearchPlan:
     """Returns a plan, checked as far as that needs no torch.
 
     Args:
@@ -119,7 +119,7 @@ def make_plan(
         raise UserError(
             f"--objective {objective!r}: write a validation metric, as in loss, accuracy or mse_masked:min"
         )
-    plan = Plan(task_name, preset, varied, fixed, metric or None, directions.get(way), seed)
+    plan = SearchPlan(task_name, preset, varied, fixed, metric or None, directions.get(way), seed)
     plan.check_values()
     return plan
 
@@ -162,7 +162,7 @@ def parse_vary(given: Sequence[str]) -> dict[str, Values]:
                 f"--vary {text!r}: write each key once, as in train.weight_decay=0.1,1 or "
                 "train.learning_rate=1e-4:1e-2:log"
             )
-        low, *rest = (typed(part.strip()) for part in written.split(":"))
+        low, *rest = (parse_setting_value(part.strip()) for part in written.split(":"))
         if rest and all(type(end) in (int, float) for end in (low, rest[0])):
             values: Any = {"low": low, "high": rest[0]}
             if rest[1:]:
@@ -171,7 +171,7 @@ def parse_vary(given: Sequence[str]) -> dict[str, Values]:
             try:  # lists in brackets, too
                 values = list(parse_value(f"[{written}]"))
             except json.JSONDecodeError:
-                values = typed(written, is_list=True)
+                values = parse_setting_value(written, is_list=True)
         varied[key] = checked_values(key, values)
     return varied
 
@@ -203,7 +203,7 @@ def takes_floats(key: str) -> bool:
     return float in (get_args(annotation) or (annotation,))
 
 
-def ends(values: Values) -> list[Scalar]:
+def representative_values(values: Values) -> list[Scalar]:
     """Returns values that stand for all: of a list all of them, of a range both ends."""
     return values if isinstance(values, list) else [values["low"], values["high"]]
 

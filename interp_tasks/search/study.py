@@ -24,19 +24,19 @@ from optuna.distributions import (
 from optuna.trial import TrialState, create_trial
 from pydantic import ValidationError
 
-from interp_tasks.checkpoints.run_files import check_free, read_json, read_metrics
-from interp_tasks.checkpoints.run_writer import config_differences, listed
+from interp_tasks.checkpoints.run_files import check_folder_kind, read_json, read_metrics
+from interp_tasks.checkpoints.run_writer import config_differences, differences
 from interp_tasks.devices import check_device
 from interp_tasks.disk import atomic_write, lock_folder, write_together
 from interp_tasks.errors import Diverged, UserError
-from interp_tasks.measurement.subjects import Progress
+from interp_tasks.measurement.loaded_checkpoints import Progress
 from interp_tasks.pages import Figure, Page, Table, Text, versions
-from interp_tasks.search.plan import LAST, Direction, Plan, Scalar, ends
-from interp_tasks.settings import import_file
-from interp_tasks.texts import counted, one_line
+from interp_tasks.search.plan import LAST, Direction, Scalar, SearchPlan, representative_values
+from interp_tasks.setting_parsing import import_file
+from interp_tasks.text_formatting import one_line, pluralise
 from interp_tasks.training.config import ResolvedConfig
 from interp_tasks.training.trainer import check_memory, check_precision, model_settings, train_resolved
-from interp_tasks.workers import pool_of
+from interp_tasks.workers import executor_for_jobs
 from tasks import get
 from tasks.base import Task
 from tasks.errors import TaskError
@@ -56,7 +56,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 def search(
-    plan: Plan,
+    plan: SearchPlan,
     *,
     out: str | Path,
     trials: int = 10,
@@ -84,8 +84,8 @@ def search(
         raise UserError(f"--trials {trials}, --jobs {jobs}: at least 1")
     check_device(device)
     out = Path(out)
-    check_free(out, "search")
-    key, direction = check_plan(plan, device)
+    check_folder_kind(out, "search")
+    key, direction = check_and_get_objective(plan, device)
     identity = json.loads(json.dumps(plan.identity(key, direction)))
     file = out / "search.json"
     if file.exists():
@@ -103,7 +103,7 @@ def search(
     return result
 
 
-def check_plan(plan: Plan, device: str) -> tuple[str, Direction]:
+def check_and_get_objective(plan: SearchPlan, device: str) -> tuple[str, Direction]:
     """Returns the objective of a plan and the way that is better."""
 
     def valid(resolved: ResolvedConfig) -> None:
@@ -111,7 +111,7 @@ def check_plan(plan: Plan, device: str) -> tuple[str, Direction]:
         build_task_and_settings(resolved)
 
     plan.check_values(valid)
-    first = plan.resolved({key: ends(values)[0] for key, values in plan.vary.items()})
+    first = plan.resolved({key: representative_values(values)[0] for key, values in plan.vary.items()})
     task, settings = build_task_and_settings(first)
     check_memory(task, settings, first.train, device)
     return resolve_objective(plan, task)
@@ -120,10 +120,10 @@ def check_plan(plan: Plan, device: str) -> tuple[str, Direction]:
 def check_same(out: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     # Up to 0.2 a search had a name.
     if found := config_differences({name: stored[name] for name in stored if name != "name"}, identity):
-        raise UserError(f"{out} holds another search ({listed(found)}): choose another --out")
+        raise UserError(f"{out} holds another search ({differences(found)}): choose another --out")
 
 
-def restore_study(plan: Plan, direction: Direction, file: Path) -> tuple[optuna.Study, list[Row]]:
+def restore_study(plan: SearchPlan, direction: Direction, file: Path) -> tuple[optuna.Study, list[Row]]:
     """Returns a study that knows the trials of earlier calls, and these as rows by their number."""
     study, rows = optuna.create_study(direction=direction), list[Row]()
     if not file.exists():
@@ -139,7 +139,7 @@ def restore_study(plan: Plan, direction: Direction, file: Path) -> tuple[optuna.
     return study, rows
 
 
-def tell(study: optuna.Study, plan: Plan, row: Row) -> None:
+def tell(study: optuna.Study, plan: SearchPlan, row: Row) -> None:
     """Adds a trial to what a study knows; Optuna refuses settings outside what they were drawn from."""
     value = row["value"]
     if value is not None and not math.isfinite(value):
@@ -149,7 +149,7 @@ def tell(study: optuna.Study, plan: Plan, row: Row) -> None:
     study.add_trial(create_trial(state=STATES[row["state"]], **made))
 
 
-def distributions(plan: Plan) -> dict[str, BaseDistribution]:
+def distributions(plan: SearchPlan) -> dict[str, BaseDistribution]:
     """Returns what each setting is drawn from, as Optuna has it."""
     drawn: dict[str, BaseDistribution] = {}
     for key, values in plan.vary.items():
@@ -165,7 +165,7 @@ def distributions(plan: Plan) -> dict[str, BaseDistribution]:
 
 
 def run_trials(
-    plan: Plan,
+    plan: SearchPlan,
     study: optuna.Study,
     result: SearchResult,
     trials: int,
@@ -180,7 +180,7 @@ def run_trials(
     rows, file = result.rows, result.out / "trials.json"
     left = [row for row in rows if row["state"] == "running"]
     running: dict[Future[tuple[str, float | None, str | None]], Row] = {}
-    with pool_of(jobs) as pool:
+    with executor_for_jobs(jobs) as pool:
         while True:
             while len(running) < jobs and (left or len(rows) < trials):
                 if not left:
@@ -201,7 +201,7 @@ def run_trials(
                     progress(len(rows) - len(running), trials, f"trial {row['trial']}: {what}")
 
 
-def add_next_trial(plan: Plan, study: optuna.Study, rows: list[Row]) -> Row:
+def add_next_trial(plan: SearchPlan, study: optuna.Study, rows: list[Row]) -> Row:
     """Returns the next trial, which the rows have then."""
     number = len(rows)
     # One sampler for all trials would begin again with its first draws after an interruption.
@@ -214,7 +214,7 @@ def add_next_trial(plan: Plan, study: optuna.Study, rows: list[Row]) -> Row:
 
 
 def train_trial(
-    plan: Plan,
+    plan: SearchPlan,
     params: Mapping[str, Scalar],
     run: Path,
     *,
@@ -250,7 +250,7 @@ def build_task_and_settings(resolved: ResolvedConfig) -> tuple[Task, ModelSettin
     return task, model_settings(task, resolved.model)
 
 
-def resolve_objective(plan: Plan, task: Task) -> tuple[str, Direction]:
+def resolve_objective(plan: SearchPlan, task: Task) -> tuple[str, Direction]:
     """Returns the metric and its direction."""
     parts = task.parts()
     names = next(iter(parts.values()), task).metric_names
@@ -310,7 +310,7 @@ class SearchResult:
         """Returns a text such as ``12 trials: 10 complete, 2 pruned``."""
         counts = Counter(row["state"] for row in self.trials)
         states = ", ".join(f"{count} {state}" for state, count in counts.items())
-        return f"{counted(len(self.rows), 'trial')}: {states}"
+        return f"{pluralise(len(self.rows), 'trial')}: {states}"
 
     def to_json(self) -> str:
         content = {

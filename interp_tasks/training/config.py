@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from interp_tasks.disk import parse_value
 from interp_tasks.errors import UserError
 from tasks import registry
-from tasks.settings import list_fields, one_line
+from tasks.settings import error_line, list_valued_fields
 
 SECTIONS = ("task", "model", "train")
-#: The parts of a model, see :mod:`interp_tasks.training.attention_teacher`.
+#: The parts of a model, see :mod:`interp_tasks.training.source_checkpoints`.
 Part = Literal["attn", "qk", "mlp", "embed", "pos_embed", "unembed"]
 PARTS: tuple[Part, ...] = get_args(Part)
 #: Those that share out all parameters; ``qk`` is within ``attn``.
@@ -152,9 +152,10 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"schedule_start = {start:,} lies within the warm-up of {self.warmup_steps:,} steps; choose it later"
             )
-        elif end <= self._fall_start():
+        elif end <= self._decay_start():
             raise ValueError(
-                f"schedule_end = {end:,} does not come after step {self._fall_start():,}, where the rate begins to fall"
+                f"schedule_end = {end:,} does not come after step {self._decay_start():,}, where the rate begins to "
+                "fall"
             )
         return self
 
@@ -165,7 +166,7 @@ class TrainConfig(BaseModel):
         """
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
-        start, end = self._fall_start(), self.schedule_end
+        start, end = self._decay_start(), self.schedule_end
         if end is None or step <= start:
             return self.learning_rate
         if step >= end:
@@ -175,7 +176,7 @@ class TrainConfig(BaseModel):
             fallen = (1 - math.cos(math.pi * fallen)) / 2
         return self.learning_rate * (1 - (1 - self.schedule_floor) * fallen)
 
-    def _fall_start(self) -> int:
+    def _decay_start(self) -> int:
         return self.warmup_steps if self.schedule_start is None else self.schedule_start
 
     @property
@@ -213,7 +214,7 @@ def train_config(values: Mapping[str, Any]) -> TrainConfig:
     try:
         return TrainConfig(**values)
     except ValidationError as error:
-        raise UserError(one_line(error, "train", TrainConfig.model_fields)) from None
+        raise UserError(error_line(error, "train", TrainConfig.model_fields)) from None
 
 
 def read_task_presets(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
@@ -221,7 +222,7 @@ def read_task_presets(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, 
     if task_name in registry.BUILT_IN:
         return registry.built_in_presets(task_name)
     if task_name not in registry.names():
-        raise UserError(registry.unknown(task_name))
+        raise UserError(registry.unknown_task_message(task_name))
     return registry.task_class(task_name).presets
 
 
@@ -236,28 +237,28 @@ def resolve_config(
     if preset not in presets:
         raise UserError(f"task {task_name!r} has no preset {preset!r}: presets are {', '.join(presets)}")
     sections: dict[str, dict[str, Any]] = {name: dict(presets[preset].get(name, {})) for name in SECTIONS}
-    lists = list_keys(task_name)
+    lists = list_valued_keys(task_name)
     for key, text in (overrides or {}).items():
         section, dot, name = key.partition(".")
         if not dot or section not in SECTIONS or not name:
             raise UserError(f"no setting {key!r}: keys start with task., model. or train., as in train.steps")
-        sections[section][name] = typed(text, is_list=key in lists)
+        sections[section][name] = parse_setting_value(text, is_list=key in lists)
     return ResolvedConfig(
         task_name, preset, sections["task"], sections["model"], train_config(sections["train"])
     )
 
 
-def list_keys(task_name: str) -> frozenset[str]:
+def list_valued_keys(task_name: str) -> frozenset[str]:
     """Returns the keys, such as ``train.betas``, whose value is a list; torch-free for a built-in task."""
-    lists = {f"train.{name}" for name in list_fields(TrainConfig)}
+    lists = {f"train.{name}" for name in list_valued_fields(TrainConfig)}
     if task_name in registry.BUILT_IN:
         return frozenset({*lists, *registry.LIST_KEYS.get(task_name, ())})
     task_type = registry.task_class(task_name)
-    lists |= {f"task.{name}" for name in list_fields(task_type)}
-    return frozenset(lists | {f"model.{name}" for name in list_fields(task_type.Model)})
+    lists |= {f"task.{name}" for name in list_valued_fields(task_type)}
+    return frozenset(lists | {f"model.{name}" for name in list_valued_fields(task_type.Model)})
 
 
-def typed(text: str, *, is_list: bool = False) -> Any:
+def parse_setting_value(text: str, *, is_list: bool = False) -> Any:
     """Returns a value as typed on a command line: JSON where it reads as JSON, a plain string otherwise.
 
     Args:
@@ -269,4 +270,4 @@ def typed(text: str, *, is_list: bool = False) -> Any:
         value = {"none": None, "None": None, "True": True, "False": False}.get(text, text)
     if not is_list or value is None or isinstance(value, list):
         return value
-    return [typed(part.strip()) for part in text.split(",")] if text.strip() else []
+    return [parse_setting_value(part.strip()) for part in text.split(",")] if text.strip() else []

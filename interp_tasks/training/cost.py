@@ -14,8 +14,8 @@ from interp_tasks.checkpoints.run_writer import KEPT_STATES
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import FusedForward
+from interp_tasks.training.instrumentation import check_observed
 from interp_tasks.training.loop import whole_split
-from interp_tasks.training.records import check_observed
 from interp_tasks.training.trainer import model_settings, prepare_model
 from tasks.base import Batch, Split, Task
 from tasks.settings import ModelSettings
@@ -89,13 +89,13 @@ def cost(
     model, _ = prepare_model(task, settings, config, "cpu")
     check_observed(config.observe, model)
     n = config.batch_size or len(whole_split(task))
-    forward, step, kept = counted(model, task, make_meta_batch(task, config, "train", n))
+    forward, step, kept = count_cost(model, task, make_meta_batch(task, config, "train", n))
     stored = config.checkpoint_steps(task.published_steps)
     logged = config.steps // config.log_every + 1 + sum(each % config.log_every > 0 for each in stored)
     evaluation = 0
     for part in (task.parts() or {"": task}).values():
         examples = len(part.sample(config.eval_samples, seed=0, split="validation"))
-        evaluation += counted(model, part, make_meta_batch(part, config, "validation", examples))[0]
+        evaluation += count_cost(model, part, make_meta_batch(part, config, "validation", examples))[0]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = sum(parameter.nbytes for parameter in trained)
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -131,7 +131,7 @@ def make_meta_batch(task: Task, config: TrainConfig, split: Split, n: int) -> Ba
     return Batch(empty(sample.tokens), empty(sample.targets), extras)
 
 
-def counted(model: HookedTransformer, task: Task, batch: Batch) -> tuple[int, int, int]:
+def count_cost(model: HookedTransformer, task: Task, batch: Batch) -> tuple[int, int, int]:
     """Returns the FLOP of a forward pass over a batch on the device ``meta``, of that and the backward pass, and the
     bytes that the first keeps for the second, parameters and inputs left out.
     """

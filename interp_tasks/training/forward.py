@@ -17,8 +17,8 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp_tasks.devices import float32_products
-from tasks.hooked import is_post_norm
+from interp_tasks.devices import float32_matmul_precision
+from tasks.model_construction import is_post_norm
 from tasks.seeds import constant, generator
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def fastest_forward(
     except ValueError as error:
         return hooked, str(error)
     # Rounded to tf32, two right forwards differ by more than a right and a wrong one.
-    with torch.no_grad(), float32_products(rounded=False):
+    with torch.no_grad(), float32_matmul_precision(rounded=False):
         expected, got = hooked(tokens), fused(tokens)
     scale = expected.std().item() or 1.0
     difference = (got - expected).abs().max().item() / scale

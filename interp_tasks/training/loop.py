@@ -13,19 +13,19 @@ from torch import Tensor
 from interp_tasks.checkpoints.run_files import read_clock
 from interp_tasks.checkpoints.run_writer import ResumePoint, RunFolder
 from interp_tasks.errors import Diverged, Stopped, UserError
-from interp_tasks.training.attention_teacher import taught_forward
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import Dropout, FusedForward, HookedForward, fastest_forward
+from interp_tasks.training.instrumentation import ActivationObserver, Observer, TrainingClock, check_observed
 from interp_tasks.training.parameter_update import (
     CapturedUpdate,
     GradientWatcher,
     Updater,
     batch_and_masks,
-    inputs_of,
+    flatten_inputs,
     why_not_captured,
 )
-from interp_tasks.training.records import Activations, Observer, TrainingClock, check_observed
-from tasks.base import Batch, Split, Task, check_outputs, checked_sample, pool, pool_parts
+from interp_tasks.training.source_checkpoints import load_teacher_forward
+from tasks.base import Batch, Split, Task, check_loss_and_metrics, checked_sample, pool, pool_parts
 from tasks.errors import TaskError
 from tasks.seeds import derive_seed
 from tasks.settings import shortened_repr
@@ -73,7 +73,7 @@ class TrainingLoop:
         }
         self.forward: FusedForward | HookedForward
         if config.attention_from is not None:
-            self.forward = taught_forward(model, task.read_positions, config, device)
+            self.forward = load_teacher_forward(model, task.read_positions, config, device)
             self.forward_reason: str | None = "attention of another model"
         else:
             first = self.whole_split or self.checked(task, config.batch_size, self.batch_seed(0), "train")
@@ -83,18 +83,18 @@ class TrainingLoop:
         for part, batch in self.validation.values():
             few = batch[:4]
             with torch.no_grad():
-                check_outputs(part, self.forward(few.tokens), few)
+                check_loss_and_metrics(part, self.forward(few.tokens), few)
         self.eager_reason = why_not_captured(device, task, model, config, self.forward.kind)
         self.updater = Updater(model, config, captured=self.eager_reason is None)
         self.captured: CapturedUpdate | None = None
         if self.eager_reason is None:
-            self.captured = CapturedUpdate(self.compute_from, self.updater.parameters, device)
+            self.captured = CapturedUpdate(self.update_from_tensors, self.updater.parameters, device)
         self.observers = [*observers]
         if config.observe:
             check_observed(config.observe, model)
             seed = derive_seed(config.seed, "observe")
             fixed = task.sample(config.observe_samples, seed=seed, split="validation").to(device)
-            self.observers.append(Activations(config.observe, config.observe_every, fixed))
+            self.observers.append(ActivationObserver(config.observe, config.observe_every, fixed))
         self.clock = TrainingClock(device)
         self.wanted = set(config.checkpoint_steps(task.published_steps))
 
@@ -171,10 +171,10 @@ class TrainingLoop:
         if self.captured is None:
             self.compute(batch, dropout)
         else:
-            self.captured(inputs_of(batch, dropout.masks_of(self.model, len(batch)) if dropout else {}))
+            self.captured(flatten_inputs(batch, dropout.masks_of(self.model, len(batch)) if dropout else {}))
         return {}
 
-    def compute_from(self, inputs: Mapping[str, Tensor]) -> None:
+    def update_from_tensors(self, inputs: Mapping[str, Tensor]) -> None:
         """Makes one update at the learning rate that is set, from tensors alone."""
         batch, masks = batch_and_masks(inputs)
         # Of a step the masks are all that is read.
@@ -191,16 +191,16 @@ class TrainingLoop:
         loss.backward()
         self.updater.apply(watch)
 
-    def logs(self, step: int) -> bool:
+    def is_log_step(self, step: int) -> bool:
         """Returns whether metrics are due after ``step`` updates."""
         return step % self.config.log_every == 0 or step in self.wanted or step == self.config.steps
 
     def after(self, folder: RunFolder, step: int, line: dict[str, Any]) -> None:
         """Logs, observes and stores the model after ``step`` updates."""
         last = step == self.config.steps
-        if line or self.logs(step) or any(step % observer.every == 0 for observer in self.observers):
+        if line or self.is_log_step(step) or any(step % observer.every == 0 for observer in self.observers):
             self.clock.stop()
-        if self.logs(step):
+        if self.is_log_step(step):
             line |= self._evaluate(step)
         for observer in self.observers:
             if step % observer.every == 0 or last:

@@ -281,7 +281,7 @@ class CapturedUpdate:
             parameter.grad = None
 
 
-def inputs_of(batch: Batch, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def flatten_inputs(batch: Batch, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors of a batch and the masks of dropout by names that :func:`batch_and_masks` undoes."""
     inputs = {"tokens": batch.tokens, "targets": batch.targets}
     inputs |= {f"extras/{name}": tensor for name, tensor in batch.extras.items()}

@@ -15,10 +15,9 @@ from interp_tasks.checkpoints.checkpoint import config_to_json
 from interp_tasks.checkpoints.refs import resolve_one
 from interp_tasks.checkpoints.run_files import check_no_run, check_run_name, read_run
 from interp_tasks.checkpoints.run_writer import RunFolder, Schedule
-from interp_tasks.devices import check_device, float32_products
+from interp_tasks.devices import check_device, float32_matmul_precision
 from interp_tasks.errors import UserError
-from interp_tasks.texts import size
-from interp_tasks.training.attention_teacher import copy_weights, freeze_others, record_of
+from interp_tasks.text_formatting import size
 from interp_tasks.training.config import (
     MAX_THREADS,
     SCHEDULE,
@@ -27,12 +26,13 @@ from interp_tasks.training.config import (
     read_task_presets,
     train_config,
 )
+from interp_tasks.training.instrumentation import Observer, run_info
 from interp_tasks.training.loop import StepProgress, TrainingLoop
-from interp_tasks.training.records import Observer, run_info
+from interp_tasks.training.source_checkpoints import copy_weights, freeze_others, record_of
 from tasks.base import Task
 from tasks.registry import get
 from tasks.seeds import derive_seed
-from tasks.settings import ModelSettings, one_line
+from tasks.settings import ModelSettings, error_line
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -174,7 +174,7 @@ def model_settings(task: Task, values: Mapping[str, Any]) -> ModelSettings:
     try:
         return task.Model(**values)
     except ValidationError as error:
-        raise UserError(one_line(error, "model", task.Model.model_fields)) from None
+        raise UserError(error_line(error, "model", task.Model.model_fields)) from None
 
 
 def with_threads(config: TrainConfig, out: Path) -> TrainConfig:
@@ -241,7 +241,7 @@ def reproducible(config: TrainConfig) -> Iterator[None]:
     torch.use_deterministic_algorithms(config.deterministic or deterministic)
     torch.manual_seed(derive_seed(config.seed, "global"))
     try:
-        with float32_products(rounded=config.precision == "tf32"):
+        with float32_matmul_precision(rounded=config.precision == "tf32"):
             yield
     finally:
         torch.set_num_threads(threads)

@@ -6,7 +6,7 @@ import re
 from statistics import median
 from typing import Any
 
-from interp_tasks.checkpoints.drop import final_level
+from interp_tasks.checkpoints.drop_detection import final_level
 from interp_tasks.checkpoints.refs import ZOO, zoo_names
 from interp_tasks.checkpoints.run_files import stored_steps
 from interp_tasks.measurement.run_logs import Run, read_runs

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets
 from tasks.matrix_completion.attention_templates import Templates, autoregressive_templates
-from tasks.matrix_completion.matrices import MASK_ID, Matrices, pairs_by_mask
+from tasks.matrix_completion.matrix_task_base import MASK_ID, MatrixTask, sum_count_by_mask
 from tasks.registry import built_in_presets, register
 from tasks.seeds import constant
 from tasks.settings import ModelSettings
@@ -37,7 +37,7 @@ class AutoregressiveModelSettings(ModelSettings):
 
 
 @register("matrix-completion-autoregressive")
-class AutoregressiveCompletion(Matrices):
+class AutoregressiveCompletion(MatrixTask):
     """Predicts the next token of [masked entries, SEP, full entries]; the last entry is predicted, never an input.
 
     With k = n·m entries, position k holds SEP and predicts full entry 0; position k + e predicts entry e.
@@ -66,7 +66,7 @@ class AutoregressiveCompletion(Matrices):
 
     @property
     def separator_id(self) -> int:
-        return 2 * self.grid_half + 2 + UNUSED_IDS
+        return 2 * self.n_positive_values + 2 + UNUSED_IDS
 
     @property
     def d_vocab(self) -> int:
@@ -89,7 +89,7 @@ class AutoregressiveCompletion(Matrices):
 
     def decode(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Returns the values of token ids (float32); MASK, SEP and unused ids have none and give NaN."""
-        return super().decode(ids).masked_fill(ids > 2 * self.grid_half + 1, float("nan"))
+        return super().decode(ids).masked_fill(ids > 2 * self.n_positive_values + 1, float("nan"))
 
     def loss(self, output: Float[Tensor, "batch _ vocab"], batch: Batch) -> Float[Tensor, ""]:
         """Returns the mean cross-entropy of the next token over the positions that ``loss_on`` names, in nats."""
@@ -107,11 +107,11 @@ class AutoregressiveCompletion(Matrices):
         logits = output[:, -self.entries :]
         targets = batch.targets[:, -self.entries :]
         wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        values = torch.arange(1, 2 * self.grid_half + 2, device=logits.device)
+        values = torch.arange(1, 2 * self.n_positive_values + 2, device=logits.device)
         mean = wide[..., values].softmax(-1) @ self.decode(values).to(wide.dtype)
         return {
             "loss_answer": F.cross_entropy(wide.mT, targets, reduction="none").mean(1),
-            **self._by_entry(logits.argmax(-1), batch),
+            **self._accuracies(logits.argmax(-1), batch),
             **self._errors(mean, batch),
         }
 
@@ -120,8 +120,11 @@ class AutoregressiveCompletion(Matrices):
 
         Each entry is predicted from the model's own answers before it; a token that is no value counts as 0.
         """
-        answers = greedy(model, batch.tokens[:, : self.entries + 1], self.entries)
-        return {**self._by_entry(answers, batch), **self._errors(self.decode(answers).nan_to_num(0.0), batch)}
+        answers = greedy_decode(model, batch.tokens[:, : self.entries + 1], self.entries)
+        return {
+            **self._accuracies(answers, batch),
+            **self._errors(self.decode(answers).nan_to_num(0.0), batch),
+        }
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
         """Returns ``next_element``, which each position from SEP on predicts; splits ``hidden``, ``observed``."""
@@ -142,28 +145,28 @@ class AutoregressiveCompletion(Matrices):
     def _matrices(self, batch: Batch) -> Float[Tensor, "batch entry"]:
         return self.decode(batch.targets[:, -self.entries :])
 
-    def _by_entry(self, ids: Int[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
+    def _accuracies(self, ids: Int[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
         truth, hidden = batch.targets[:, -self.entries :], batch.extras["hidden"]
         # Token ids are linear in the value, so those of v and −v lie symmetrically around that of 0.
-        zero = self.grid_half + 1
+        zero = self.n_positive_values + 1
         right, size = ids == truth, (ids - zero).abs() == (truth - zero).abs()
         signed = hidden & size & (truth != zero)
-        of_hidden, of_observed = pairs_by_mask(right, hidden)
+        of_hidden, of_observed = sum_count_by_mask(right, hidden)
         return {
             "accuracy_observed": of_observed,
             "accuracy_hidden": of_hidden,
-            "size_hidden": pairs_by_mask(size, hidden)[0],
+            "size_hidden": sum_count_by_mask(size, hidden)[0],
             "sign_hidden": ((right & signed).sum(1), signed.sum(1)),
         }
 
     def _errors(self, values: Float[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
         error = (values - self._matrices(batch)).square()
-        masked, observed = pairs_by_mask(error, batch.extras["hidden"])
+        masked, observed = sum_count_by_mask(error, batch.extras["hidden"])
         return {"mse_masked": masked, "mse_observed": observed}
 
 
 @torch.no_grad()
-def greedy(
+def greedy_decode(
     model: HookedTransformer, prompts: Int[Tensor, "batch pos"], n: int
 ) -> Int[Tensor, "batch continuation"]:
     """Returns the ``n`` tokens that greedy decoding appends to each prompt, all prompts together.

@@ -59,7 +59,7 @@ def least_nuclear_norm(
     Raises:
         TaskError: for a penalty that is not positive; for observed values that are not finite.
     """
-    observed = check_problem(values, hidden, penalty)
+    observed = check_observed_values(values, hidden, penalty)
     chunks = [
         _solve(x, h, penalty, tolerance)
         for x, h in zip(observed.split(CHUNK), hidden.split(CHUNK), strict=True)
@@ -68,7 +68,7 @@ def least_nuclear_norm(
     return Completion(matrices, objective, bound)
 
 
-def check_problem(values: Tensor, hidden: Tensor, penalty: float | None) -> Tensor:
+def check_observed_values(values: Tensor, hidden: Tensor, penalty: float | None) -> Tensor:
     """Returns the observed values in float64, 0 where hidden."""
     if penalty is not None and not penalty > 0:
         raise TaskError(f"penalty {penalty:g} must be above 0 (None keeps the observed entries as they are)")
@@ -103,7 +103,7 @@ def _solve(
     soft = torch.zeros_like(known) if penalty is None else penalty * known / 2 / scale[:, 0, 0]
     matrices, bound = torch.empty_like(observed), torch.empty_like(known)
     working = torch.arange(len(observed), device=observed.device)
-    state = _State.start(observed / scale, ~hidden, soft)
+    state = _SolverState.start(observed / scale, ~hidden, soft)
     for _ in range(MAX_STEPS):
         completed, dual, gap = state.certificate(keep_observed=penalty is None)
         # Where all observed entries are 0 the objective is 0, so the gap is absolute.
@@ -125,7 +125,7 @@ def _solve(
 
 
 @dataclass
-class _State:
+class _SolverState:
     """Iterates of a chunk: W, and Y with its slack S = ½ [[1, −Y], [−Yᵀ, 1]] ⪰ 0; complementary at the solution."""
 
     observed: Tensor  # [batch n m]
@@ -135,14 +135,14 @@ class _State:
     dual: Tensor  # Y [batch n m]
 
     @classmethod
-    def start(cls, observed: Tensor, known: Tensor, soft: Tensor) -> _State:
+    def start(cls, observed: Tensor, known: Tensor, soft: Tensor) -> _SolverState:
         """Returns the feasible start: U = X with hidden entries 0, which has largest singular value 1, and Y = 0."""
         rows, columns = observed.shape[1:]
         eye = torch.eye(rows + columns, dtype=observed.dtype, device=observed.device)
-        return cls(observed, known, soft, 2 * eye + _off_diagonal(observed), torch.zeros_like(observed))
+        return cls(observed, known, soft, 2 * eye + _from_off_diagonal(observed), torch.zeros_like(observed))
 
-    def of(self, chosen: Tensor) -> _State:
-        return _State(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+    def of(self, chosen: Tensor) -> _SolverState:
+        return _SolverState(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
     def certificate(self, keep_observed: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Returns (completion, lower bound, objective − bound), for ‖U‖_*, or for that plus the mean error over λ."""
@@ -162,12 +162,12 @@ class _State:
         rows, columns = self.observed.shape[1:]
         size = rows + columns
         eye = torch.eye(size, dtype=self.observed.dtype, device=self.observed.device)
-        slack = (eye - _off_diagonal(self.dual)) / 2
+        slack = (eye - _from_off_diagonal(self.dual)) / 2
         target = SIGMA * (self.primal * slack).sum((1, 2), keepdim=True) / size
         inverse = torch.linalg.inv(slack)
         residual = self.observed - self.soft[:, None, None] * self.dual - target * inverse[:, :rows, rows:]
         dual_move = self._newton(inverse, residual.masked_fill(~self.known, 0))
-        slack_move = -_off_diagonal(dual_move) / 2
+        slack_move = -_from_off_diagonal(dual_move) / 2
         curvature = self.primal @ slack_move @ inverse
         primal_move = target * inverse - self.primal - (curvature + curvature.mT) / 2
         primal_step, dual_step = _step_length(self.primal, primal_move), _step_length(slack, slack_move)
@@ -200,7 +200,7 @@ class _State:
         return torch.cholesky_solve(right.flatten(1)[..., None], factor).view_as(right)
 
 
-def _off_diagonal(block: Tensor) -> Tensor:
+def _from_off_diagonal(block: Tensor) -> Tensor:
     """Returns [[0, block], [blockᵀ, 0]]."""
     batch, rows, columns = block.shape
     matrix = block.new_zeros(batch, rows + columns, rows + columns)
@@ -238,7 +238,7 @@ def solve_by_cvxpy(
     """
     import cvxpy
 
-    observed, known = check_problem(values, hidden, penalty).cpu(), (~hidden).double().cpu()
+    observed, known = check_observed_values(values, hidden, penalty).cpu(), (~hidden).double().cpu()
     shape = observed.shape[1:]
     completion, target = cvxpy.Variable(shape), cvxpy.Parameter(shape)
     weight = cvxpy.Parameter(shape, nonneg=True)

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from tasks.base import (
     Batch,
-    ClassRule,
     DropMetric,
-    Influences,
+    FeatureRelocation,
+    HeadClassRule,
+    InputPerturbations,
     Metric,
     ProbeTarget,
     ProbeTargets,
-    Relocation,
     Split,
     Task,
 )
@@ -29,14 +29,14 @@ from tasks.matrix_completion.attention_templates import (
     longest_column,
     parse_mask,
 )
-from tasks.matrix_completion.completion import (
+from tasks.matrix_completion.completion_methods import (
     alternating_least_squares,
-    anchor_ratio,
+    fill_by_rank1_ratio,
     gradient_descent,
     has_anchor,
     unrecoverable,
 )
-from tasks.matrix_completion.matrices import MASK_ID, Matrices, pairs_by_mask
+from tasks.matrix_completion.matrix_task_base import MASK_ID, MatrixTask, sum_count_by_mask
 from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, solve_by_cvxpy
 from tasks.registry import built_in_presets, register
 from tasks.seeds import generator
@@ -79,7 +79,7 @@ class MatrixModelSettings(ModelSettings):
 
 
 @register("matrix-completion")
-class MatrixCompletion(Matrices):
+class MatrixCompletion(MatrixTask):
     """Predicts every entry of a matrix from its observed ones; the position of entry (i, j) is m·i + j."""
 
     Model: ClassVar[type[ModelSettings]] = MatrixModelSettings
@@ -97,7 +97,7 @@ class MatrixCompletion(Matrices):
 
     @property
     def d_vocab(self) -> int:
-        return 2 * self.grid_half + 2  # the grid, and MASK
+        return 2 * self.n_positive_values + 2  # the grid, and MASK
 
     @property
     def d_vocab_out(self) -> int:
@@ -116,7 +116,7 @@ class MatrixCompletion(Matrices):
         """Returns ``mse_all [batch]``; ``mse_masked``, ``mse_observed`` as (sum, count) pairs over entries."""
         # The targets are float32: a bfloat16 output is widened, a float64 one keeps its precision.
         error = (output.squeeze(-1) - batch.targets).square()
-        masked, observed = pairs_by_mask(error, batch.extras["hidden"])
+        masked, observed = sum_count_by_mask(error, batch.extras["hidden"])
         return {"mse_all": error.mean(1), "mse_masked": masked, "mse_observed": observed}
 
     def accuracies(self, output: Float[Tensor, "batch pos 1"], batch: Batch) -> dict[str, Metric]:
@@ -124,7 +124,7 @@ class MatrixCompletion(Matrices):
         # Half to even, as the values themselves were rounded.
         nearest = (output.squeeze(-1).double() / self.grid_step).round()
         right = nearest == (batch.targets.double() / self.grid_step).round()
-        masked, observed = pairs_by_mask(right, batch.extras["hidden"])
+        masked, observed = sum_count_by_mask(right, batch.extras["hidden"])
         return {"accuracy_masked": masked, "accuracy_observed": observed}
 
     def plateau_levels(self) -> dict[str, float]:
@@ -159,7 +159,7 @@ class MatrixCompletion(Matrices):
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
         """Returns entries, rows and singular vectors; see :func:`matrix_targets`."""
-        return matrix_targets(self._cells(batch.targets), self._cells(batch.extras["hidden"]))
+        return matrix_targets(self._grid(batch.targets), self._grid(batch.extras["hidden"]))
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
         """Returns named examples to patch from, row by row: ``negated`` is −X under the same mask.
@@ -188,7 +188,7 @@ class MatrixCompletion(Matrices):
         fillings: dict[str, Any] = {
             "zero": lambda values, hidden: values.masked_fill(hidden, 0),
             NUCLEAR_NORM: lambda values, hidden: least_nuclear_norm(values, hidden).matrices,
-            "rank-1 ratio": anchor_ratio,
+            "rank-1 ratio": fill_by_rank1_ratio,
             "ALS, 100 steps": als,
             "ALS, 100 steps, ridge 0.01": partial(als, ridge=0.01),
             "gradient descent, 100 steps": partial(gradient_descent, rank=self.rank, steps=100),
@@ -200,8 +200,8 @@ class MatrixCompletion(Matrices):
 
     def _matrices_and_hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns (values, hidden), float64 ``[batch row column]``; hidden values are NaN: no method may read them."""
-        hidden = self._cells(batch.extras["hidden"])
-        return self._cells(batch.targets.double()).masked_fill(hidden, float("nan")), hidden
+        hidden = self._grid(batch.extras["hidden"])
+        return self._grid(batch.targets.double()).masked_fill(hidden, float("nan")), hidden
 
     def entry_groups(self, batch: Batch) -> dict[str, Tensor]:
         """Returns kinds of hidden entries, by name: boolean ``[batch pos]``.
@@ -224,15 +224,15 @@ class MatrixCompletion(Matrices):
 
     def properties(self, output: Float[Tensor, "batch pos 1"]) -> dict[str, Metric]:
         """Returns properties of an output whether it is right or not: its ``nuclear_norm`` as a matrix."""
-        matrices = self._cells(output.squeeze(-1))
+        matrices = self._grid(output.squeeze(-1))
         matrices = matrices.float() if matrices.dtype.itemsize < 4 else matrices
         return {"nuclear_norm": torch.linalg.svdvals(matrices).sum(1)}
 
-    def _cells(self, entries: Tensor) -> Tensor:
+    def _grid(self, entries: Tensor) -> Tensor:
         """Returns numbers of entries ``[batch pos]`` as matrices ``[batch row column]``."""
         return entries.unflatten(1, (self.n, self.columns))
 
-    def _like(self, **settings: Any) -> MatrixCompletion:
+    def _with_settings(self, **settings: Any) -> MatrixCompletion:
         """Returns this task with other settings; of several sizes that of the largest."""
         names = MatrixCompletion.model_fields
         return MatrixCompletion(**{**{name: getattr(self, name) for name in names}, **settings})
@@ -243,7 +243,7 @@ class MatrixCompletion(Matrices):
         ``p_mask``: section 3.2. ``entries``: the law of the factors, as in appendix J.2 (Gaussian of s.d. 0.5, Laplace
         of diversity 0.25). ``rank``, ``rows``, ``columns``: figure 19.
         """
-        rows, columns, like = self.n, self.columns, self._like
+        rows, columns, like = self.n, self.columns, self._with_settings
 
         def near(size: int) -> list[int]:
             return [other for other in range(size - REACH, size + REACH + 1) if other >= max(self.rank, 1)]
@@ -268,7 +268,7 @@ class MatrixCompletion(Matrices):
         Section 3.1.1, table 1: hidden entries hold MASK (its "copy" is 0), or the value of the grid nearest to 0.44 or
         −0.24. Matrices are the task's own, or have independent entries, uniform on [-1, 1].
         """
-        full = self._like(law="entries", distribution="uniform", scale=1.0)
+        full = self._with_settings(law="entries", distribution="uniform", scale=1.0)
         inputs: dict[str, tuple[Batch, Batch]] = {}
         own = f"rank {self.rank}" if self.law == "factors" else "own"
         for kind, source in ((own, self), ("full rank", full)):
@@ -283,7 +283,7 @@ class MatrixCompletion(Matrices):
                 inputs[f"{kind}, {nearest:g}"] = copied, replaced
         return inputs
 
-    def influences(self, batch: Batch, shift: float, seed: int) -> Influences:
+    def influences(self, batch: Batch, shift: float, seed: int) -> InputPerturbations:
         """Returns changes of observed entries; pairs are in the same row, in the same column, or neither."""
         values, hidden = batch.targets, batch.extras["hidden"]
         offset = max(1, round(shift / self.grid_step)) * self.grid_step
@@ -292,28 +292,28 @@ class MatrixCompletion(Matrices):
         entries = torch.arange(self.n * self.columns, device=values.device)
         row, column = (each[:, None] == each for each in (entries // self.columns, entries % self.columns))
         kinds = {"same row": row & ~column, "same column": column & ~row, "neither": ~row & ~column}
-        return Influences(self.encode(changed), ~hidden, hidden, kinds)
+        return InputPerturbations(self.encode(changed), ~hidden, hidden, kinds)
 
     def attention_templates(self) -> dict[str, Tensor | Callable[[Batch], Tensor]]:
         """Returns templates of what a head may attend to; see :func:`attention_templates`."""
         return attention_templates(self.n, self.columns)
 
-    def attention_rules(self) -> dict[str, ClassRule]:
+    def attention_rules(self) -> dict[str, HeadClassRule]:
         """Returns the conditions under which a template counts as a class of heads.
 
         Masked-row heads must not do the same in rows with more observed entries; observed-copy heads must not attend
         to themselves in hidden rows; input-processing heads must attend alike under every mask.
         """
         return {
-            "masked_row": ClassRule(unless="row_observed_elsewhere"),
-            "observed_copy": ClassRule(unless="identity_in_hidden_rows"),
-            "input_processing": ClassRule(static="mask"),
+            "masked_row": HeadClassRule(unless="row_observed_elsewhere"),
+            "observed_copy": HeadClassRule(unless="identity_in_hidden_rows"),
+            "input_processing": HeadClassRule(static="mask"),
         }
 
-    def attention_relocations(self, batch: Batch, seed: int) -> dict[str, Relocation]:
+    def attention_relocations(self, batch: Batch, seed: int) -> dict[str, FeatureRelocation]:
         """Returns ``longest_column``: examples whose longest run of observed entries moves to another column."""
         hidden, m = batch.extras["hidden"].cpu(), self.columns
-        longest = self._cells(longest_column(~hidden, self.n, m)).any(1)
+        longest = self._grid(longest_column(~hidden, self.n, m)).any(1)
         # Where one column alone has it; then the masks of this column and of another one are exchanged.
         unique = longest.sum(1) == 1
         if m < 2 or int(unique.sum()) < 2:
@@ -323,12 +323,12 @@ class MatrixCompletion(Matrices):
         target = (source + torch.randint(1, m, source.shape, generator=stream)) % m
         examples, order = torch.arange(len(source)), torch.arange(m).repeat(len(source), 1)
         order[examples, source], order[examples, target] = target, source
-        cells = self._cells(hidden[unique])
+        cells = self._grid(hidden[unique])
         exchanged = cells.gather(2, order[:, None].expand_as(cells)).flatten(1)
         values = batch.targets[unique.to(batch.targets.device)]
         before, after = (self.batch(values, mask.to(values.device)) for mask in (hidden[unique], exchanged))
         groups = torch.arange(self.n * m) % m
-        return {"longest_column": Relocation(before, after, groups, source, target)}
+        return {"longest_column": FeatureRelocation(before, after, groups, source, target)}
 
     def with_mask(self, batch: Batch, mask: str) -> Batch:
         """Returns the examples under one mask: ``rows``, ``columns`` (see :func:`named_masks`), or ``..#,..#,...``."""
@@ -396,17 +396,17 @@ def freeze_mask_embedding(model: HookedTransformer) -> None:
     """
     with torch.no_grad():
         model.embed.W_E[MASK_ID] = 0.0
-    model.embed.W_E.register_hook(_without_mask_row)
+    model.embed.W_E.register_hook(_zero_mask_row)
 
 
-def _without_mask_row(gradient: Tensor) -> Tensor:
+def _zero_mask_row(gradient: Tensor) -> Tensor:
     changed = gradient.clone()
     changed[MASK_ID].zero_()
     return changed
 
 
 # Does the same in every update.
-_without_mask_row.capturable = True  # type: ignore[attr-defined]
+_zero_mask_row.capturable = True  # type: ignore[attr-defined]
 
 
 def matrix_targets(values: Float[Tensor, "batch n m"], hidden: Bool[Tensor, "batch n m"]) -> ProbeTargets:

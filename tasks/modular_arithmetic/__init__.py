@@ -7,7 +7,7 @@ from tasks.modular_arithmetic.modular_task_base import (
     primes_below,
 )
 from tasks.modular_arithmetic.one_modulus import ModularAddition, ModularMultiplication
-from tasks.modular_arithmetic.remainders import Miiii
+from tasks.modular_arithmetic.prime_remainders import Miiii
 
 __all__ = ["ArithmeticModelSettings", "Miiii", "ModularAddition", "ModularMultiplication", "ModularTask"]
 __all__ += ["is_prime", "primes_below"]

@@ -55,7 +55,7 @@ class ModularTask(Task):
 
     @field_validator("p")
     @classmethod
-    def _prime(cls, p: int) -> int:
+    def _check_p_is_prime(cls, p: int) -> int:
         if not is_prime(p):
             near = next(q for step in range(1, p) for q in (p - step, p + step) if is_prime(q))
             raise ValueError(f"p must be prime; {near} is the nearest")

@@ -99,7 +99,7 @@ class ModularMultiplication(OneModulus):
 
     def grid_axes(self) -> tuple[GridAxis, ...]:
         """Returns the nonzero operands as powers of a generator: multiplication adds their exponents modulo p − 1."""
-        cycle = powers(self.p)
+        cycle = primitive_root_powers(self.p)
         return tuple(
             GridAxis(name, cycle, position)
             for name, position in zip("ab", self.operand_positions, strict=True)
@@ -107,10 +107,10 @@ class ModularMultiplication(OneModulus):
 
     def modular_answers(self) -> dict[str, ModularAnswer]:
         """Returns the product, as the sum of exponents modulo p − 1."""
-        return {"product": ModularAnswer(self.p - 1, (1, 1), powers(self.p))}
+        return {"product": ModularAnswer(self.p - 1, (1, 1), primitive_root_powers(self.p))}
 
 
-def powers(p: int) -> tuple[int, ...]:
+def primitive_root_powers(p: int) -> tuple[int, ...]:
     """Returns g⁰, g¹, ..., g^(p−2) modulo a prime, g its smallest generator: every remainder but 0 once."""
     cycles = (tuple(pow(base, exponent, p) for exponent in range(p - 1)) for base in range(1, p))
     return next(cycle for cycle in cycles if len(set(cycle)) == p - 1)

@@ -153,7 +153,7 @@ def build(
 
 def _hooked(settings: dict[str, Any], dtype: torch.dtype) -> Any:
     if settings.get("norm") == "post":
-        from tasks.hooked import EPS, PostNormConfig, construct
+        from tasks.model_construction import EPS, PostNormConfig, construct
 
         return construct(PostNormConfig(eps=EPS, dtype=dtype, **settings))
     with warnings.catch_warnings():

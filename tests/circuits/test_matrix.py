@@ -291,7 +291,7 @@ def some_edit(draw: Any, subject: Subject, made: Any, source: Any, others: Any, 
     spec, heads, neurons = None, None, None
     if of.head_axis is not None and layer is not None and (kind in BY_KIND or draw(st.booleans())):
         head = draw(st.integers(0, surface.head_count(of) - 1))
-        heads, spec = (head,), f"{layer}.k{head}" if surface.has_groups(of) else f"{layer}.{head}"
+        heads, spec = (head,), f"{layer}.k{head}" if surface.has_kv_groups(of) else f"{layer}.{head}"
     positions = draw(some_positions(shortest, made.real, generates, kind in FROM_OTHERS))
     name = site if layer is None else f"{site}.{layer}"
     clean = clean_activations(subject, others) if kind in FROM_OTHERS or kind == "pooled mean" else []

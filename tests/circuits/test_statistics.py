@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from circuits.statistics import bootstrap, holm, interval, sign_flip, summarise
+from circuits.statistics import bootstrap, holm, percentiles, sign_flip_p_values, summarise
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_exact_sign_flip_on_plain_values():
     signs = np.array(list(itertools.product([1, -1], repeat=6)))
     means = np.abs((signs * difference).mean(1))
     expected = (means >= abs(difference.mean()) - 1e-12).mean()
-    found = sign_flip(np.stack([clean, clean + difference]), np.ones((2, 6)), seed=0, flips=64)
+    found = sign_flip_p_values(np.stack([clean, clean + difference]), np.ones((2, 6)), seed=0, flips=64)
     np.testing.assert_allclose(found, [1.0, expected])
     assert expected == 4 / 64
 
@@ -112,7 +112,7 @@ def test_exact_swaps_on_ratios():
         s = [sums[first, range(7)].sum(), sums[second, range(7)].sum()]
         c = [counts[first, range(7)].sum(), counts[second, range(7)].sum()]
         hits += abs(s[1] / c[1] - s[0] / c[0]) >= observed - 1e-12
-    found = sign_flip(sums, counts, seed=0, flips=128)
+    found = sign_flip_p_values(sums, counts, seed=0, flips=128)
     np.testing.assert_allclose(found[1], hits / 128)
     assert 0 < found[1] < 1
 
@@ -139,7 +139,7 @@ def test_percentiles_are_those_of_numpy_without_nan(draws, level):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that all are NaN
         expected = np.nanquantile(resampled, [(1 - level) / 2, (1 + level) / 2], axis=1)
-    np.testing.assert_array_equal(interval(resampled, level), expected)
+    np.testing.assert_array_equal(percentiles(resampled, level), expected)
 
 
 def test_holm_by_hand():
@@ -154,5 +154,5 @@ def test_p_values_are_uniform_when_nothing_happens():
     rng = np.random.default_rng(4)
     clean = rng.normal(size=(1, 30))
     edited = clean + rng.normal(size=(400, 30))
-    found = sign_flip(np.concatenate([clean, edited]), np.ones((401, 30)), seed=0, flips=999)[1:]
+    found = sign_flip_p_values(np.concatenate([clean, edited]), np.ones((401, 30)), seed=0, flips=999)[1:]
     assert 0.02 < (found <= 0.05).mean() < 0.09

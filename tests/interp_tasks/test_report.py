@@ -10,7 +10,7 @@ from circuits import patterns
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
-from interp_tasks.report import attention_figure, check_report, report
+from interp_tasks.report import attention_figure, report, resolve_report_refs
 from tests.interp_tasks.logs import write_run_of_task
 
 SAMPLES = 12
@@ -42,10 +42,10 @@ def found(run):
 
 
 def test_a_report_is_of_a_run_some_of_its_steps_or_one_checkpoint(found, run, matrix, tmp_path):
-    assert [each.step for each in check_report(run, {})] == [0, 10, 40]
+    assert [each.step for each in resolve_report_refs(run, {})] == [0, 10, 40]
     assert (found.curve.drop.onset, found.curve.drop.end) == (19, 20)
     assert found.marks() == {"pre": 10, "onset": 10, "end": 40, "post": 40}
-    assert [each.step for each in check_report(f"{run}@40,10", {})] == [10, 40]
+    assert [each.step for each in resolve_report_refs(f"{run}@40,10", {})] == [10, 40]
     alone = report(f"{run}/checkpoints/00000010", samples=4)
     assert [each.step for each in alone.snapshots] == [10]
     task, settings = matrix

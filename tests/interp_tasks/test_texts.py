@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interp_tasks.texts import LAYOUT, LONGEST, brief, one_line, printable
+from interp_tasks.text_formatting import LAYOUT, LONGEST, brief, one_line, printable
 
 CONTROLS = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Zl", "Zp")]
 #: Of Unicode's property Bidi_Control.

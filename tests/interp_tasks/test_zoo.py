@@ -9,13 +9,13 @@ import pytest
 import tasks
 from docs.scripts import pack as packing
 from docs.scripts.pack import pack_recipe, shipped_runs, stored_metrics
-from interp_tasks import UserError, load_checkpoint, recipes
+from interp_tasks import UserError, grid_spec, load_checkpoint
 from interp_tasks.checkpoints import read_metrics, read_run, refs, resolve, stored_steps, zoo_names
 from interp_tasks.checkpoints.refs import ZOO_FOLDER
 from interp_tasks.checkpoints.run_files import read_meta
 from interp_tasks.cli import main
 from interp_tasks.experiments import drops
-from interp_tasks.recipes import recipe_names, recipe_runs
+from interp_tasks.grid_spec import recipe_names, runs_shipped_by_recipe
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.trainer import model_settings
 from interp_tasks.zoo.catalog import catalog
@@ -94,7 +94,7 @@ train.learning_rate = [0.02]
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """A zoo of one's own with a recipe in it, and a grid folder."""
-    for module in (refs, recipes):
+    for module in (refs, grid_spec):
         monkeypatch.setattr(module, "ZOO_FOLDER", tmp_path / "zoo")
     (tmp_path / "zoo/recipes").mkdir(parents=True)
     (tmp_path / "zoo/recipes/small.toml").write_text(RECIPE, encoding="utf-8")
@@ -184,9 +184,9 @@ def test_recipes_that_cannot_be(own, old, new, said):
     assert old in RECIPE
     (own / "zoo/recipes/small.toml").write_text(RECIPE.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(UserError, match=r"small\.toml") as caught:
-        recipe_runs("small")
+        runs_shipped_by_recipe("small")
     assert said in str(caught.value)
     with pytest.raises(
         UserError, match="smal: no such file and no recipe of that name: the closest are small"
     ):
-        recipe_runs("smal")
+        runs_shipped_by_recipe("smal")

@@ -8,7 +8,7 @@ import torch
 
 import tasks
 from tasks import TaskError, registry
-from tasks.settings import list_fields
+from tasks.settings import list_valued_fields
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -90,7 +90,7 @@ import sys, tasks
 from tasks import registry
 print(*tasks.list())
 assert registry.built_in_presets("miiii")["paper"]["train"]["steps"] == 65536
-assert "nearest" not in registry.unknown("miii") and "'miiii'" in registry.unknown("miii")
+assert "nearest" not in registry.unknown_task_message("miii") and "'miiii'" in registry.unknown_task_message("miii")
 heavy = {"torch", "transformer_lens", "numpy", "pydantic"} & set(sys.modules)
 assert not heavy, heavy
 """
@@ -105,5 +105,7 @@ assert not heavy, heavy
 def test_lists_are_those_that_the_classes_declare(name):
     task, model = tasks.task_class(name), tasks.task_class(name).Model
     assert (task.name, task.presets) == (name, registry.built_in_presets(name))
-    lists = [f"task.{key}" for key in list_fields(task)] + [f"model.{key}" for key in list_fields(model)]
+    lists = [f"task.{key}" for key in list_valued_fields(task)] + [
+        f"model.{key}" for key in list_valued_fields(model)
+    ]
     assert registry.LIST_KEYS.get(name, ()) == tuple(lists)

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from interp_tasks.cli.command import CommonOptions
+from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.tables import print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line, write_line
 from interp_tasks.demo import Demo, check_runs, demo_page, summary
 from interp_tasks.demo import demo as measured
 from interp_tasks.disk import check_writable_file
-from interp_tasks.measurement.options import SEED
+from interp_tasks.measurement.loaded_checkpoints import Examples
+from interp_tasks.measurement.option_parsing import SEED
 from interp_tasks.measurement.result import join
-from interp_tasks.measurement.subjects import Examples
 
 
 def demo(

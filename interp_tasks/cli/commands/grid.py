@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interp_tasks.checkpoints.run_files import check_free
-from interp_tasks.cli.command import CommonOptions
+from interp_tasks.checkpoints.run_files import check_folder_kind
+from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT, RATE
 from interp_tasks.cli.tables import print_as, print_rows, say, write_and_show
 from interp_tasks.cli.terminal import note, progress_line
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import DEVICE
-from interp_tasks.settings import EXECUTORS, MANY_RUNS, import_file
-from interp_tasks.texts import counted, duration, flop, one_line, size
+from interp_tasks.measurement.option_parsing import DEVICE
+from interp_tasks.setting_parsing import EXECUTORS, MANY_RUNS, import_file
+from interp_tasks.text_formatting import format_duration, format_flop, one_line, pluralise, size
 
 if TYPE_CHECKING:
-    from interp_tasks.grids import Grid
-    from interp_tasks.measurement.subjects import Progress
-    from interp_tasks.recipes import Spec
+    from interp_tasks.grid_spec import Spec
+    from interp_tasks.grids import GridRun
+    from interp_tasks.measurement.loaded_checkpoints import Progress
 
 
 IMPORTS = typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks. Repeatable.")
@@ -56,33 +56,33 @@ def grid(
     --retry.
     """
     from interp_tasks import grids
+    from interp_tasks.grid_spec import name_file_in_errors, read_grid_spec, recipe_file
     from interp_tasks.grids.run import count_executor_slots
     from interp_tasks.grids.work_units import check_grid_spec
-    from interp_tasks.recipes import naming_file, read_spec, recipe_file
 
     if rate is not None and not dry_run:
         raise UserError("--rate is for --dry-run: a grid that runs takes the time it takes")
     for path in imports:
         import_file(path)
     file = recipe_file(spec)
-    asked, folder = read_spec(file), out or Path("grids") / file.stem
+    asked, folder = read_grid_spec(file), out or Path("grids") / file.stem
     count_executor_slots(executor, jobs, asked.threads)
-    check_free(folder, "grid")
+    check_folder_kind(folder, "grid")
     check_writable_folder(folder)
     work: dict[str, Any] = {"executor": executor, "jobs": jobs, "device": device, "retry": retry, "yes": yes}
-    with naming_file(str(file)), progress_line(common.quiet) as progress:
+    with name_file_in_errors(str(file)), progress_line(common.quiet) as progress:
         check_grid_spec(asked, yes=yes)
         if not dry_run:
             done = grids.grid(file, folder, imports=imports, progress=progress, **work)
         else:
-            rows = planned(asked, folder, rate, progress)
+            rows = plan_rows(asked, folder, rate, progress)
     if dry_run:
         show_plan(rows, format, is_timed=rate is not None)
     else:
         show_done(done, format, common.quiet)
 
 
-def show_done(done: Grid, format: str, quiet: bool) -> None:
+def show_done(done: GridRun, format: str, quiet: bool) -> None:
     """Writes and prints what a grid has found, and says what failed."""
     from interp_tasks.grids.run import result_of
 
@@ -100,12 +100,14 @@ def show_done(done: Grid, format: str, quiet: bool) -> None:
         note(one_line(f"{record.what}: {record.error}"), quiet=False)
     if done.failed:
         raise UserError(
-            f"{len(done.failed)} of {counted(len(done.plan.units), 'unit')} failed, see above; the rest is done. "
+            f"{len(done.failed)} of {pluralise(len(done.plan.units), 'unit')} failed, see above; the rest is done. "
             "--retry tries them again"
         )
 
 
-def planned(spec: Spec, folder: Path, rate: float | None, progress: Progress | None) -> list[dict[str, Any]]:
+def plan_rows(
+    spec: Spec, folder: Path, rate: float | None, progress: Progress | None
+) -> list[dict[str, Any]]:
     """Returns for every unit its state and what it would take, which is the same for all seeds of a configuration."""
     from interp_tasks.grids.run import settled_records
     from interp_tasks.grids.work_units import TrainUnit, list_work_units
@@ -142,13 +144,13 @@ def show_plan(rows: Sequence[dict[str, Any]], format: str, *, is_timed: bool) ->
     for row in rows:
         families.setdefault(row["unit"].rpartition("/seed-")[0] or row["unit"], []).append(row)
     columns = ["unit", "runs", "status", "flop", "disk", *["time"] * is_timed]
-    print_rows([line(name, members) for name, members in families.items()], "table", columns)
+    print_rows([configuration_row(name, members) for name, members in families.items()], "table", columns)
     left = [row for row in rows if row["status"] != "done"]
-    sums = ", ".join(filter(None, (line("", left)[name] for name in columns[3:])))
-    say(f"\n{len(left)} of {counted(len(rows), 'unit')} to do{': ' * bool(sums)}{sums}")
+    sums = ", ".join(filter(None, (configuration_row("", left)[name] for name in columns[3:])))
+    say(f"\n{len(left)} of {pluralise(len(rows), 'unit')} to do{': ' * bool(sums)}{sums}")
 
 
-def line(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def configuration_row(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the line of a table about the seeds of one configuration, or about one experiment."""
     total = {key: sum(row[key] or 0 for row in rows) for key in ("flop", "bytes", "seconds")}
     status = Counter(row["status"] for row in rows)
@@ -156,7 +158,7 @@ def line(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "unit": name.removeprefix("train runs/"),
         "runs": sum(row["seed"] is not None for row in rows) or "",
         "status": ", ".join(f"{count} {word}" if len(status) > 1 else word for word, count in status.items()),
-        "flop": flop(total["flop"]) if total["flop"] else "",
+        "flop": format_flop(total["flop"]) if total["flop"] else "",
         "disk": size(total["bytes"]) if total["bytes"] else "",
-        "time": duration(total["seconds"]) if total["seconds"] else "",
+        "time": format_duration(total["seconds"]) if total["seconds"] else "",
     }

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interp_tasks.cli.command import CommonOptions
+from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.tables import console, say, training_progress, write_and_show
 from interp_tasks.cli.terminal import note, progress_line, write_data
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import DEVICE
+from interp_tasks.measurement.option_parsing import DEVICE
 from interp_tasks.pages import number
-from interp_tasks.texts import one_line
+from interp_tasks.text_formatting import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -117,11 +117,11 @@ def show(reproduction: Reproduction, format: str) -> None:
 
 def print_claims(reproduction: Reproduction) -> None:
     """Prints a line for each claim and condition, by experiment of the paper; then what is missing."""
-    from interp_tasks.reproduction.page import summary_of
+    from interp_tasks.reproduction.verdict_text import summary_of
 
     out = console()
     every: list[Any] = reproduction.frame.to_dict("records")
-    out.print(lines([("verdict", "claim", "published", "ours", "seeds")], out.width), style="dim")
+    out.print(fixed_width_table([("verdict", "claim", "published", "ours", "seeds")], out.width), style="dim")
     for experiment in reproduction.paper.row:
         outcomes = [each for each in every if each["row"] == experiment.number]
         if not outcomes:
@@ -132,7 +132,7 @@ def print_claims(reproduction: Reproduction) -> None:
             of_claim = [each for each in outcomes if each["claim"] == name]
             # What has not been trained stands below, once.
             run = [each for each in of_claim if each["verdict"] != "not run"]
-            out.print(lines(lines_of(run or of_claim), out.width))
+            out.print(fixed_width_table(claim_lines(run or of_claim), out.width))
     say(f"\n{summary_of(every)}")
     say("*: a headline. –: none, or none that is one number. The page says why.")
     if reproduction.missing:
@@ -144,15 +144,15 @@ def print_claims(reproduction: Reproduction) -> None:
         say(f"{each.hours:g} h: {each.command(reproduction.folder)}", "dim")
 
 
-def lines_of(rows: Sequence[Any]) -> list[tuple[str, ...]]:
+def claim_lines(rows: Sequence[Any]) -> list[tuple[str, ...]]:
     """Returns a claim's line; for several conditions, its name and a line for each below."""
-    from interp_tasks.reproduction.page import our_number, published_number, seeds
+    from interp_tasks.reproduction.verdict_text import n_runs_text, our_number, published_number
 
     # Words that do not fit say nothing once they are cut: the page has them.
     published = published_number(rows[0])
     published = published if 0 < len(published) <= PUBLISHED else "–"
     name = rows[0]["claim"] + " *" * any(each["headline"] for each in rows)
-    numbers = [(our_number(row, rounded), seeds(row)) for row in rows]
+    numbers = [(our_number(row, format_narrow), n_runs_text(row)) for row in rows]
     if len(rows) == 1:
         return [(rows[0]["verdict"], name, published, *numbers[0])]
     conditions = [f"  {row['run'].rpartition('/')[2]}" for row in rows]
@@ -160,7 +160,7 @@ def lines_of(rows: Sequence[Any]) -> list[tuple[str, ...]]:
     return [("", name, published, "", ""), *((row["verdict"], of, "", *found) for row, of, found in below)]
 
 
-def lines(rows: Sequence[Sequence[str]], width: int) -> Table:
+def fixed_width_table(rows: Sequence[Sequence[str]], width: int) -> Table:
     """Returns rows in columns of fixed widths; a text that is too long for its column stands in several lines."""
     from rich.table import Table
 
@@ -172,7 +172,7 @@ def lines(rows: Sequence[Sequence[str]], width: int) -> Table:
     return table
 
 
-def rounded(value: float) -> str:
+def format_narrow(value: float) -> str:
     """Formats a number for a narrow column; three digits, two of a small one, since its power of ten says most."""
     small = 0 < abs(value) < 1e-3
     return f"{value:.1e}" if small else number(value, 3, zeros=True)

@@ -10,15 +10,15 @@ import typer
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, read_json
-from interp_tasks.cli.command import CommonOptions
+from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT, RUNS, PrintingOptions
 from interp_tasks.cli.tables import print_rows, say, write_and_show
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.run_logs import check_run_name
-from interp_tasks.measurement.subjects import Options
-from interp_tasks.settings import check_task_name, task_config
+from interp_tasks.measurement.loaded_checkpoints import Options
+from interp_tasks.measurement.run_logs import check_not_checkpoint
+from interp_tasks.setting_parsing import check_task_name, task_config
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def checkpoints(ckpt: RUNS, common: CommonOptions, format: FORMAT = "table") -> None:
     """List the checkpoints of a run, and where its drop lies."""
     for run in ckpt:
-        check_run_name(run)
+        check_not_checkpoint(run)
     found = [each for run in ckpt for each in resolve(f"{run}@all")]
     marks = {each.run_name: marks_of(each) for each in {each.run_name: each for each in found}.values()}
     rows = [
@@ -51,7 +51,7 @@ def checkpoints(ckpt: RUNS, common: CommonOptions, format: FORMAT = "table") -> 
         return
     for name in marks:
         of_run = [row for row in rows if row["run"] == name]
-        metrics = [drop_per_answer(row["metrics"]) for row in of_run]
+        metrics = [without_per_answer(row["metrics"]) for row in of_run]
         names = list(dict.fromkeys(metric for each in metrics for metric in each))
         listed = [
             {**dict.fromkeys(names), **each, "checkpoint": f"@{row['step']}", "marks": row["marks"]}
@@ -68,7 +68,7 @@ def marks_of(checkpoint: ResolvedCheckpoint) -> dict[str, int]:
         return {}
 
 
-def drop_per_answer(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def without_per_answer(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metrics of all answers together: ``accuracy`` without ``accuracy_2``, ``accuracy_3`` and so on."""
     return {name: value for name, value in metrics.items() if name.rpartition("_")[0] not in metrics}
 
@@ -128,10 +128,10 @@ def import_weights(
         rows.append(row | {"transposed": each.transposed, "zeros": each.zeros, "metrics": metrics})
     shown: list[str] = []
     if printing.format == "table":
-        shown = ["ref", "transposed", "set to 0", *drop_per_answer(rows[0]["metrics"])]
+        shown = ["ref", "transposed", "set to 0", *without_per_answer(rows[0]["metrics"])]
         for row in rows:
             row |= {"transposed": len(row["transposed"]), "set to 0": len(row["zeros"])}
-            row |= drop_per_answer(row["metrics"])
+            row |= without_per_answer(row["metrics"])
     print_rows(rows, printing.format, shown)
 
 
@@ -152,13 +152,13 @@ def report(
 
     One file, which opens offline, with a slider over the checkpoints; prints the numbers at its top.
     """
-    from interp_tasks.report import check_report, report
+    from interp_tasks.report import report, resolve_report_refs
 
     check_writable_file(out)
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out {out}: a report is a page: name a file that ends in .html")
     printing.import_tasks()
-    check_report(ckpt, options)
+    resolve_report_refs(ckpt, options)
     with progress_line(printing.quiet) as progress:
         options["progress"] = progress
         result = report(ckpt, **options)

@@ -14,13 +14,13 @@ from interp_tasks.cli.options import (
     PrintingOptions,
     RecipeOptions,
     ResultOptions,
-    check_files,
-    show_result,
+    check_output_files,
+    print_and_write_result,
 )
 from interp_tasks.cli.tables import print_rows
 from interp_tasks.cli.terminal import write_line
-from interp_tasks.settings import check_task_name, task_config
-from interp_tasks.texts import duration, flop, size
+from interp_tasks.setting_parsing import check_task_name, task_config
+from interp_tasks.text_formatting import format_duration, format_flop, size
 
 if TYPE_CHECKING:
     from interp_tasks.training.cost import Cost
@@ -89,13 +89,13 @@ def amounts(cost: Cost) -> list[dict[str, str]]:
     ]
     lines = {
         "parameters": f"{cost.parameters:,}" + (f" ({frozen:,} of them frozen)" if frozen else ""),
-        "a step": f"{flop(cost.step_flop)}, {cost.examples:,} examples",
-        "the run": f"{flop(cost.run_flop)}, {cost.steps:,} steps with the metrics logged between them",
+        "a step": f"{format_flop(cost.step_flop)}, {cost.examples:,} examples",
+        "the run": f"{format_flop(cost.run_flop)}, {cost.steps:,} steps with the metrics logged between them",
         "memory": f"{size(cost.memory_bytes)}: " + ", ".join(f"{noun} {size(n)}" for noun, n in parts if n),
         "disk": f"{size(cost.disk_bytes)}, {cost.checkpoints} checkpoints",
     }
     if cost.seconds is not None:
-        lines["time"] = duration(cost.seconds)
+        lines["time"] = format_duration(cost.seconds)
     return [{"quantity": quantity, "amount": amount} for quantity, amount in lines.items()]
 
 
@@ -111,8 +111,8 @@ def data(
 
     Of tasks with a grid of inputs; with --plot a page has the answers over it.
     """
-    check_files("data", output.out, output.plot)
+    check_output_files("data", output.out, output.plot)
     output.import_tasks()
     check_task_name(task)
     result = experiments.data(task, task_config(task, settings))
-    show_result(result, output.format, None, output.out, output.plot, output.quiet)
+    print_and_write_result(result, output.format, None, output.out, output.plot, output.quiet)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.checkpoints import resolve
-from interp_tasks.checkpoints.run_files import check_free, check_no_run, check_run_name, read_run
+from interp_tasks.checkpoints.run_files import check_folder_kind, check_no_run, check_run_name, read_run
 from interp_tasks.cli.options import FORMAT, RecipeOptions
-from interp_tasks.cli.tables import plain, print_rows, say, training_progress
+from interp_tasks.cli.tables import as_cell, print_rows, say, training_progress
 from interp_tasks.cli.terminal import note, progress_line, watch_stop_signals, write_data, write_line
 from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
-from interp_tasks.settings import parse_seeds, parse_settings
+from interp_tasks.setting_parsing import parse_seeds, parse_settings
 
 if TYPE_CHECKING:
     from interp_tasks.search.study import SearchResult
@@ -64,10 +64,10 @@ def train_one(
     from importlib.metadata import version
 
     from interp_tasks.checkpoints import read_metrics
-    from interp_tasks.checkpoints.run_writer import newest_point
+    from interp_tasks.checkpoints.run_writer import newest_resume_point
     from interp_tasks.training.trainer import train_resolved
 
-    before, _ = newest_point(out)
+    before, _ = newest_resume_point(out)
     versions = {} if before is None else read_run(out).get("versions") or {}
     began, now = versions.get("torch"), version("torch")
     with progress_line(recipe.quiet) as progress:
@@ -77,7 +77,7 @@ def train_one(
         other = f"; torch {began} began it, and sums of {now} may differ in their last bit"
         note(f"{out}: went on from step {before.step}{other * (began not in (None, now))}", recipe.quiet)
     last = read_metrics(out)[-1]
-    write_line(f"{out}@last  step {last['step']}  {plain(last.get('validation', {}))}")
+    write_line(f"{out}@last  step {last['step']}  {as_cell(last.get('validation', {}))}")
 
 
 #: Trials that people are shown.
@@ -128,7 +128,7 @@ def search(
     varied: dict[str, Any] = {"space": space, "vary": vary, "objective": objective, "seed": seed}
     plan = make_plan(recipe.task, preset=recipe.preset, settings=parse_settings(recipe.settings), **varied)
     folder = out or Path("runs") / f"search-{recipe.task}-{recipe.preset}"
-    check_free(folder, "search")
+    check_folder_kind(folder, "search")
     check_writable_folder(folder)
     from interp_tasks.search.study import search
 

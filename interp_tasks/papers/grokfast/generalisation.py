@@ -21,11 +21,11 @@ import typer
 
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve
-from interp_tasks.checkpoints.drop import final_level
+from interp_tasks.checkpoints.drop_detection import final_level
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.intervals import finite_or_nan
-from interp_tasks.measurement.options import check_level
-from interp_tasks.measurement.result import Result, Row, experiment, filled, tidy
+from interp_tasks.measurement.confidence_intervals import finite_or_nan
+from interp_tasks.measurement.option_parsing import check_level
+from interp_tasks.measurement.result import Result, Row, experiment, or_empty, tidy
 from interp_tasks.measurement.run_logs import Run, pooled_over_seeds, read_runs, title_and_prefix
 from interp_tasks.pages import Column, Figure, number
 
@@ -55,7 +55,7 @@ def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL_OPTI
 
     check_level(level)
     logged_runs = read_runs(runs)
-    rows = [row for run in logged_runs for row in rows_of(run, level)]
+    rows = [row for run in logged_runs for row in generalisation_rows(run, level)]
     several = pooled_over_seeds(
         logged_runs,
         rows,
@@ -78,23 +78,23 @@ def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL_OPTI
 # ---- rows
 
 
-def rows_of(run: Run, level: float) -> list[Row]:
+def generalisation_rows(run: Run, level: float) -> list[Row]:
     """Returns the rows of one run: where each accuracy reaches the level, its delay, its last value; the order."""
     import numpy as np
 
-    from interp_tasks.measurement.level_crossing_steps import reached
+    from interp_tasks.measurement.level_crossing_steps import reached_steps
 
     at, rows = f"{100 * level:g}%", []
     firsts: dict[str, dict[str, float]] = {"train": {}, "validation": {}}
     for split, first_of in firsts.items():
-        for name in accuracies(run, split):
+        for name in accuracy_names(run, split):
             steps, values = run.points(name, split)
             # Step 0 has no batch that was trained on.
             if split == "train" and steps[:1] == [0]:
                 steps, values = steps[1:], values[1:]
             if not steps:
                 continue
-            first, lasting = reached(steps, values, level)
+            first, lasting = reached_steps(steps, values, level)
             first_of[name] = first
             shared = {**run.labels(), "step": int(steps[-1]), "split": split, "variant": name}
             found = {f"step at {at} for good": finite_or_nan(lasting), FINAL: final_level(values)}
@@ -119,7 +119,7 @@ def rows_of(run: Run, level: float) -> list[Row]:
     return rows + list(order_rows(run, firsts["validation"], at))
 
 
-def accuracies(run: Run, split: str) -> list[str]:
+def accuracy_names(run: Run, split: str) -> list[str]:
     """Returns the logged metrics ``accuracy``, ``accuracy_q``, ..., of several answers the mean first."""
     return [name for name in run.logged(split) if name == ACCURACY or name.startswith(f"{ACCURACY}_")]
 
@@ -144,7 +144,7 @@ def correlate_accuracy_with_loss(run: Run, name: str) -> float:
 
 def order_rows(run: Run, firsts: Mapping[str, float], level: str) -> Iterator[Row]:
     """Yields rows on the order in which the answers of a run generalise, from the step at which each does."""
-    by_prime = {int(answer(name)): step for name, step in firsts.items() if answer(name).isdecimal()}
+    by_prime = {int(suffix(name)): step for name, step in firsts.items() if suffix(name).isdecimal()}
     primes = sorted(by_prime)
     sides = {
         "order of all answers": primes,
@@ -217,9 +217,9 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column(f"train at {level}", "train"),
         Column(f"validation at {level}", "validation"),
         Column("for good", "good"),
-        Column("delay", "delay", filled("delay", partial(number, significant=3, sign=True))),
-        Column(f"validation when train is at {level}", "then", filled("then", number)),
-        Column("final", "final", filled("final", number)),
+        Column("delay", "delay", or_empty("delay", partial(number, significant=3, sign=True))),
+        Column(f"validation when train is at {level}", "then", or_empty("then", number)),
+        Column("final", "final", or_empty("final", number)),
         *([Column("order", "order")] if (rows["order"] != "").any() else []),
     ]
 
@@ -248,11 +248,11 @@ def figures(result: Result) -> list[Figure]:
     for split in ("validation", "train"):
         lines: dict[str, dict[str, Series]] = {}
         for run in result.data["runs"]:
-            names = accuracies(run, split)
-            several = [name for name in names if answer(name).isdecimal()]
+            names = accuracy_names(run, split)
+            several = [name for name in names if suffix(name).isdecimal()]
             for name in several or names:
                 title, line = (
-                    (short(run.name), f"modulo {answer(name)}") if several else ("", short(run.name))
+                    (short(run.name), f"modulo {suffix(name)}") if several else ("", short(run.name))
                 )
                 # A logarithm has no place for step 0.
                 points = [pair for pair in zip(*run.points(name, split), strict=True) if pair[0] > 0]
@@ -268,7 +268,7 @@ def figures(result: Result) -> list[Figure]:
     return [Figure(draw(panels), "Accuracy of every answer over training", caption)]
 
 
-def answer(name: str) -> str:
+def suffix(name: str) -> str:
     """Returns ``11`` for ``accuracy_11``."""
     return name.rpartition("_")[2]
 

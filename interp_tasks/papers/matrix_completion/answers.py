@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import split_into_passes
-from interp_tasks.measurement.intervals import paired_rows
+from interp_tasks.measurement.confidence_intervals import bootstrap_rows
+from interp_tasks.measurement.loaded_checkpoints import (
+    DEFAULT_SAMPLES,
+    LoadedCheckpoint,
+    Options,
+    check_has_task,
+)
 from interp_tasks.measurement.result import Result, Row, experiment, measure
-from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, Options, check_has_task
 from interp_tasks.papers.matrix_completion.methods import forward, require_declaration
 
 if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Unpack
 
-    from tasks.base import Influences
+    from tasks.base import InputPerturbations
 
 FORCED, GREEDY = "teacher forcing", "greedy"
 #: How far values move, up or down.
@@ -52,7 +57,9 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         rows = []
         for name, (copied, original) in inputs.items():
             output = forward(subject.model, copied.tokens)
-            compared = paired_rows(task.metrics(output, copied), task.metrics(output, original), subject.seed)
+            compared = bootstrap_rows(
+                task.metrics(output, copied), task.metrics(output, original), subject.seed
+            )
             rows += [{**row, "variant": name, "intervention": "token at hidden entries"} for row in compared]
         return rows
 
@@ -82,8 +89,8 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         with torch.no_grad():
             forced = task.metrics(subject.model(subject.tokens), subject.batch)
         rows = {
-            FORCED: paired_rows(forced, None, subject.seed),
-            GREEDY: paired_rows(
+            FORCED: bootstrap_rows(forced, None, subject.seed),
+            GREEDY: bootstrap_rows(
                 {name: greedy[name] for name in forced if name in greedy}, forced, subject.seed
             ),
         }
@@ -109,8 +116,8 @@ def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     check_has_task("influence", options)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        found = influences_of(subject)
-        moved = changes(subject, found)
+        found = declared_perturbations(subject)
+        moved = output_changes(subject, found)
         return [
             {**row, "variant": "model", "intervention": kind, "engine": "naive"}
             for kind in found.kinds
@@ -127,10 +134,10 @@ def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     return replace(result, notes=notes)
 
 
-def influences_of(subject: LoadedCheckpoint) -> Influences:
+def declared_perturbations(subject: LoadedCheckpoint) -> InputPerturbations:
     """Returns the changes of the input that the task declares."""
     task: Any = subject.task
-    influences: Influences | None = task.influences(subject.batch, SHIFT, subject.seed)
+    influences: InputPerturbations | None = task.influences(subject.batch, SHIFT, subject.seed)
     if influences is None:
         raise UserError(f"task {task.name!r} does not say what may be changed in its inputs (influences)")
     if task.d_vocab_out != 1:
@@ -142,7 +149,7 @@ def influences_of(subject: LoadedCheckpoint) -> Influences:
     return influences
 
 
-def changes(subject: LoadedCheckpoint, declared: Influences) -> Tensor:
+def output_changes(subject: LoadedCheckpoint, declared: InputPerturbations) -> Tensor:
     """Returns the changes of outputs ``[batch changed read]``, float64; 0 where no input was changed."""
     import torch
 
@@ -161,7 +168,7 @@ def changes(subject: LoadedCheckpoint, declared: Influences) -> Tensor:
     return moved
 
 
-def kind_rows(kind: str, moved: Tensor, declared: Influences, seed: int) -> list[Row]:
+def kind_rows(kind: str, moved: Tensor, declared: InputPerturbations, seed: int) -> list[Row]:
     """Returns the mean change of a kind of pair, and its share of all change beside that of all pairs; none of none."""
     sizes = moved.abs()
     pairs = (declared.changed[:, :, None] & declared.read[:, None]).double()
@@ -170,5 +177,5 @@ def kind_rows(kind: str, moved: Tensor, declared: Influences, seed: int) -> list
     if not number.sum():
         return []
     total, all_pairs = (sizes * pairs).sum((1, 2)), pairs.sum((1, 2))
-    share = paired_rows({PART: (change, total)}, {PART: (number, all_pairs)}, seed)
-    return [*paired_rows({CHANGE: (change, number)}, None, seed), *share]
+    share = bootstrap_rows({PART: (change, total)}, {PART: (number, all_pairs)}, seed)
+    return [*bootstrap_rows({CHANGE: (change, number)}, None, seed), *share]

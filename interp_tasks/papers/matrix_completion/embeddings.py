@@ -13,9 +13,8 @@ from circuits.figures.layout import SEQUENTIAL, Panel, draw
 from circuits.figures.panels import points as marks
 from circuits.figures.panels import rows_to_series
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import WEIGHTS, Tables, untrained_tables
-from interp_tasks.measurement.result import Result, Row, experiment, measure
-from interp_tasks.measurement.subjects import (
+from interp_tasks.measurement.embeddings import WEIGHTS, Embeddings, untrained_tables
+from interp_tasks.measurement.loaded_checkpoints import (
     Examples,
     LoadedCheckpoint,
     Options,
@@ -25,6 +24,7 @@ from interp_tasks.measurement.subjects import (
     get_run_name,
     resolve_refs,
 )
+from interp_tasks.measurement.result import Result, Row, experiment, measure
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ def embeddings(
             permutations, t-SNE and the untrained model.
     """
     from interp_tasks.checkpoints.checkpoint import load_model
-    from interp_tasks.papers.matrix_completion import arrangement
+    from interp_tasks.papers.matrix_completion import embedding_geometry
 
     if largest is not None and not 0 < largest < 1e9:
         raise UserError(f"--largest {largest:g}: give a value above 0 and below 1e9")
     check_has_task("embeddings", options)
     found = resolve_refs(refs, Examples.of(options))
     last = {run: several[-1] for run, several in by_run(found).items() if len(several) > 1}
-    ends: dict[str, Tables] = {}
+    ends: dict[str, Embeddings] = {}
     drawn: dict[str, list[pandas.DataFrame]] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
@@ -81,27 +81,30 @@ def embeddings(
         run, task = get_run_name(subject), subject.task
         assert task is not None
         if run in last and run not in ends:
-            ends[run] = Tables.of(load_model(last[run], options.get("device", "cpu")))
-        values, axes = arrangement.token_values_up_to(task, largest), arrangement.grid_sizes(task)
-        tables, other = Tables.of(subject.model), untrained_tables(subject)
+            ends[run] = Embeddings.of(load_model(last[run], options.get("device", "cpu")))
+        values, axes = (
+            embedding_geometry.token_values_up_to(task, largest),
+            embedding_geometry.grid_sizes(task),
+        )
+        tables, other = Embeddings.of(subject.model), untrained_tables(subject)
         points = drawn.setdefault(str(subject.labels["ref"]), [])
         rows: list[Row] = []
         if values:
-            rows += arrangement.token_rows(values, tables, other, ends.get(run), subject.seed)
-            points.append(arrangement.token_points(values, tables))
+            rows += embedding_geometry.token_rows(values, tables, other, ends.get(run), subject.seed)
+            points.append(embedding_geometry.token_points(values, tables))
         cells = math.prod(axes.values())
         # t-SNE cannot place fewer than four points.
         if axes and tables.positions is not None and cells > 3:
-            plane = arrangement.tsne(tables.positions[:cells], subject.seed)
+            plane = embedding_geometry.tsne(tables.positions[:cells], subject.seed)
             beside = None if other is None else other.positions
-            rows += arrangement.position_rows(axes, tables.positions, beside, plane, subject.seed)
-            points.append(arrangement.position_points(axes, tables.positions, plane))
+            rows += embedding_geometry.position_rows(axes, tables.positions, beside, plane, subject.seed)
+            points.append(embedding_geometry.position_points(axes, tables.positions, plane))
         if not rows:
             raise UserError(f"task {task.name!r} has neither tokens with values nor positions on a grid")
         return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
 
     config = {"largest": largest}
-    check = lambda subject: arrangement.token_values_up_to(subject.task, largest)  # noqa: E731
+    check = lambda subject: embedding_geometry.token_values_up_to(subject.task, largest)  # noqa: E731
     result = measure("embeddings", found, options, measure_checkpoint, config=config, check=check)
     return replace(result, notes=NOTES, data={"tables": drawn})
 

@@ -17,16 +17,21 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import split_into_passes
-from interp_tasks.measurement.intervals import LEVEL, paired_rows, resamples, without_intervals
-from interp_tasks.measurement.options import check_choice
-from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, tidy
-from interp_tasks.measurement.subjects import (
+from interp_tasks.measurement.confidence_intervals import (
+    LEVEL,
+    bootstrap_rows,
+    draw_counts,
+    without_intervals,
+)
+from interp_tasks.measurement.loaded_checkpoints import (
     DEFAULT_SAMPLES,
     Examples,
     LoadedCheckpoint,
     Options,
     check_has_task,
 )
+from interp_tasks.measurement.option_parsing import check_choice
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, tidy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,11 +91,11 @@ def baseline(
             where there are no REFs. REFs, if there are any, are not read.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
     """
-    methods, variants = listed(methods), listed(variants)
+    methods, variants = as_list(methods), as_list(variants)
     check_choice("--solver", solver, SOLVERS)
     check_has_task("baseline", options)
     examples = Examples.of(options)
-    drawn = Drawn(examples.samples, examples.seed, examples.split, solver)
+    drawn = SampleSettings(examples.samples, examples.seed, examples.split, solver)
     config = {"methods": methods, "variants": variants, "solver": solver}
     if alone or (not refs and options.get("task") is not None):
         if variants:
@@ -118,10 +123,10 @@ def baseline(
     return replace(result, notes=(PAIRED, note))
 
 
-def methods_alone(methods: Sequence[str], drawn: Drawn, examples: Examples) -> Result:
+def methods_alone(methods: Sequence[str], drawn: SampleSettings, examples: Examples) -> Result:
     """Returns the methods on examples of a task, without a model."""
 
-    task = examples.own_task()
+    task = examples.given_task()
     if task is None:
         raise UserError("without a checkpoint say of which task: --task NAME, such as matrix-completion")
     rows: list[Row] = []
@@ -130,7 +135,7 @@ def methods_alone(methods: Sequence[str], drawn: Drawn, examples: Examples) -> R
         truth = beside_truth(drawn, task, metrics)
         judged = {row["metric"] for row in truth}
         rest = {name: values for name, values in metrics.items() if name not in judged}
-        of_method = [*paired_rows(rest, None, drawn.seed), *truth]
+        of_method = [*bootstrap_rows(rest, None, drawn.seed), *truth]
         rows += [{"intervention": "alone", **row, "variant": name} for row in of_method]
     labels = {"run": task.name, "ref": task.name, "seed": drawn.seed, "split": drawn.split, "n_runs": 0}
     frame = tidy(rows, experiment="baseline", **labels)
@@ -164,7 +169,7 @@ def ood(
 
     check_has_task("ood", options)
     examples = Examples.of(options)
-    drawn = Drawn(examples.samples, examples.seed, examples.split)
+    drawn = SampleSettings(examples.samples, examples.seed, examples.split)
     misfits: dict[str, None] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
@@ -177,7 +182,7 @@ def ood(
         rows: list[Row] = []
         # Every group has the task of training among its own.
         measured: dict[Any, list[Row]] = {}
-        for group in chosen(groups, listed(vary), "--vary", task):
+        for group in chosen(groups, as_list(vary), "--vary", task):
             for name, other in groups[group].items():
                 about = {"variant": name, "site": group}
                 batch, new = batch_of(drawn, other), max(0, other.sequence_length - task.sequence_length)
@@ -195,7 +200,7 @@ def ood(
                 rows += [{**row, **about} for row in measured[other]]
         return rows
 
-    result = measure("ood", refs, options, measure_checkpoint, config={"vary": listed(vary)})
+    result = measure("ood", refs, options, measure_checkpoint, config={"vary": as_list(vary)})
     notes = (
         PAIRED,
         "baseline: the first method of the task, on the same examples.",
@@ -221,7 +226,7 @@ def algorithm(
         entries: kinds of entries that it declares in ``entry_groups(batch)``; default: all.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
     """
-    methods, entries = listed(methods), listed(entries)
+    methods, entries = as_list(methods), as_list(entries)
     check_has_task("algorithm", options)
     known: dict[tuple[Any, str], Tensor] = {}
 
@@ -258,7 +263,7 @@ def algorithm(
 # ---- what tasks declare
 
 
-def listed(given: str | Sequence[str]) -> list[str]:
+def as_list(given: str | Sequence[str]) -> list[str]:
     """Returns one name, or several, as a list."""
     return [given] if isinstance(given, str) else list(given)
 
@@ -296,7 +301,7 @@ def forward(model: Any, tokens: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampleSettings:
     """The examples of each variation of a task that every model and method sees, and how convex problems are solved."""
 
     samples: int | None
@@ -306,7 +311,7 @@ class Drawn:
 
 
 @lru_cache(maxsize=64)
-def batch_of(drawn: Drawn, task: Task) -> Batch:
+def batch_of(drawn: SampleSettings, task: Task) -> Batch:
     """Returns the examples of a task, the same ones each time."""
     from tasks.base import checked_sample
 
@@ -315,35 +320,35 @@ def batch_of(drawn: Drawn, task: Task) -> Batch:
 
 
 @lru_cache(maxsize=64)
-def run_method(drawn: Drawn, task: Task, method: str) -> Tensor:
+def run_method(drawn: SampleSettings, task: Task, method: str) -> Tensor:
     """Returns what a method makes of a task's examples, solved once per process: all models have the same ones."""
     given = {} if drawn.solver == SOLVERS[0] else {"solver": drawn.solver}
     output: Tensor = require_declaration(task, "baselines", **given)[method](batch_of(drawn, task))
     return output
 
 
-def metrics_of(drawn: Drawn, task: Any, output: Tensor) -> dict[str, Any]:
+def metrics_of(drawn: SampleSettings, task: Any, output: Tensor) -> dict[str, Any]:
     """Returns the task's metrics of an output, and its properties where the task names some."""
     properties = task.properties(output) if hasattr(task, "properties") else {}
     return {**task.metrics(output, batch_of(drawn, task)), **properties}
 
 
-def compared(drawn: Drawn, task: Task, output: Tensor, methods: Sequence[str]) -> list[Row]:
+def compared(drawn: SampleSettings, task: Task, output: Tensor, methods: Sequence[str]) -> list[Row]:
     """Returns a model's output beside each method, and beside the truth as far as that has properties."""
     metrics = metrics_of(drawn, task, output)
     rows = [
         {**row, "intervention": name}
         for name in methods
-        for row in paired_rows(metrics, metrics_of(drawn, task, run_method(drawn, task, name)), drawn.seed)
+        for row in bootstrap_rows(metrics, metrics_of(drawn, task, run_method(drawn, task, name)), drawn.seed)
     ]
     return rows + beside_truth(drawn, task, metrics)
 
 
-def beside_truth(drawn: Drawn, task: Any, metrics: Mapping[str, Any]) -> list[Row]:
+def beside_truth(drawn: SampleSettings, task: Any, metrics: Mapping[str, Any]) -> list[Row]:
     """Returns the properties of an output beside those of the right answers; none where the task names none."""
     targets = batch_of(drawn, task).targets[..., None]
     right = task.properties(targets) if hasattr(task, "properties") else {}
-    rows = paired_rows({name: metrics[name] for name in right}, right, drawn.seed)
+    rows = bootstrap_rows({name: metrics[name] for name in right}, right, drawn.seed)
     return [{**row, "intervention": TRUTH} for row in rows]
 
 
@@ -356,7 +361,7 @@ def agreement(output: Tensor, other: Tensor, truth: Tensor, mask: Tensor, seed: 
     def squares(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
         return (one - two).square().masked_fill(~mask, 0).sum(1), mask.sum(1)
 
-    rows = paired_rows({"distance": squares(output, other)}, {"distance": squares(output, truth)}, seed)
+    rows = bootstrap_rows({"distance": squares(output, other)}, {"distance": squares(output, truth)}, seed)
     rows.append({"metric": "r_predictions", **correlation(output, [other, truth], mask, seed)})
     if other is not truth:
         rows.append({"metric": "r_errors", **correlation(output - truth, [other - truth], mask, seed)})
@@ -370,14 +375,17 @@ def correlation(one: Tensor, others: Sequence[Tensor], mask: Tensor, seed: int) 
     """
     import numpy as np
 
-    from circuits.statistics import interval
+    from circuits.statistics import percentiles
 
-    moments, weights = np.stack([moments_of(one, other, mask) for other in others]), resamples(seed, len(one))
+    moments, weights = (
+        np.stack([moments_of(one, other, mask) for other in others]),
+        draw_counts(seed, len(one)),
+    )
     pooled = pearson(moments.sum(1))
     # [draws series]
     resampled = np.stack([pearson(weights @ series) for series in moments], axis=1)
-    own = np.stack(interval(resampled, LEVEL))[:, 0]
-    beside = np.stack(interval(resampled[:, :1] - resampled[:, 1:], LEVEL))
+    own = np.stack(percentiles(resampled, LEVEL))[:, 0]
+    beside = np.stack(percentiles(resampled[:, :1] - resampled[:, 1:], LEVEL))
     row = numbers(pooled[0], own, *((pooled[1], beside[:, 0]) if others[1:] else ()))
     return {**(row if len(one) > 1 else without_intervals(row)), "n": len(one)}
 

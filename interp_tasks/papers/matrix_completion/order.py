@@ -13,10 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import Tables, interval, resamples
-from interp_tasks.measurement.intervals import DRAWS, sums_and_counts
-from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
-from interp_tasks.measurement.subjects import (
+from interp_tasks.measurement.confidence_intervals import DRAWS, sums_and_counts
+from interp_tasks.measurement.embeddings import Embeddings, percentile_interval, point_weights
+from interp_tasks.measurement.loaded_checkpoints import (
     Examples,
     LoadedCheckpoint,
     Options,
@@ -25,6 +24,7 @@ from interp_tasks.measurement.subjects import (
     get_run_name,
     resolve_refs,
 )
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -67,18 +67,18 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     plateaus = {run: plateau_step(run, named) for run, named in runs.items()}
     # Of a mixture each part by itself.
     curves: dict[tuple[str, str], Curves] = {}
-    ends: dict[str, Tables] = {}
+    ends: dict[str, Embeddings] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         run, part = get_run_name(subject), str(subject.labels["ref"]).removeprefix(subject.stored.label)
         own, last = curves.setdefault((run, part), {}), runs[run][-1]
         if run not in ends:
-            ends[run] = Tables.of(load_model(last, options.get("device", "cpu")))
+            ends[run] = Embeddings.of(load_model(last, options.get("device", "cpu")))
         rows = []
         for name, (kind, values) in measure_quantities(subject, ends[run]).items():
             own.setdefault(name, {})[subject.stored.step] = values
             row = {"variant": name, "intervention": kind, "metric": VALUE, "engine": "naive"}
-            rows.append({**row, **numbers(values[0], interval(values[1:]))})
+            rows.append({**row, **numbers(values[0], percentile_interval(values[1:]))})
         if subject.stored.path == last.path:
             rows += step_rows(own, plateaus[run], drop_metric(subject))
         return [{**row, "n": len(subject.tokens)} for row in rows]
@@ -112,7 +112,7 @@ def drop_metric(subject: LoadedCheckpoint) -> str:
     return str(subject.task.drop_metric.name)
 
 
-def measure_quantities(subject: LoadedCheckpoint, last: Tables) -> dict[str, tuple[str, Array]]:
+def measure_quantities(subject: LoadedCheckpoint, last: Embeddings) -> dict[str, tuple[str, Array]]:
     """Returns by name the kind of each quantity and its ``[1 + draws]``.
 
     Args:
@@ -121,28 +121,32 @@ def measure_quantities(subject: LoadedCheckpoint, last: Tables) -> dict[str, tup
     import numpy as np
 
     from circuits import ablate, heads
-    from interp_tasks.papers.matrix_completion import arrangement
+    from interp_tasks.papers.matrix_completion import embedding_geometry
 
     task = subject.task
     assert task is not None
-    drop, metrics = drop_metric(subject), pooled_metrics(subject)
+    drop, metrics = drop_metric(subject), metrics_with_resamples(subject)
     values = {name: ("metrics", each) for name, each in metrics.items()}
-    edited = pooled_metrics(subject, ablate.uniform(heads("all", subject.model)))[drop]
+    edited = metrics_with_resamples(subject, ablate.uniform(heads("all", subject.model)))[drop]
     values[f"effect of ablation on {drop}"] = "ablation", edited - metrics[drop]
-    tables, tokens, axes = Tables.of(subject.model), task.token_values(), arrangement.grid_sizes(task)
+    tables, tokens, axes = (
+        Embeddings.of(subject.model),
+        task.token_values(),
+        embedding_geometry.grid_sizes(task),
+    )
     if len(tokens) >= 4:
-        weights = resamples(len(tokens), subject.seed)
-        aligned = arrangement.alignment(tables.rows(tokens), last.rows(tokens), weights)
+        weights = point_weights(len(tokens), subject.seed)
+        aligned = embedding_geometry.alignment(tables.rows(tokens), last.rows(tokens), weights)
         values["embedding alignment"] = "embeddings", aligned
     if axes and tables.positions is not None:
-        apart = arrangement.distances(tables.positions[: math.prod(axes.values())])
-        for axis, labels in arrangement.axis_labels(axes).items():
-            found = np.array([arrangement.silhouette(apart, labels)])
+        apart = embedding_geometry.distances(tables.positions[: math.prod(axes.values())])
+        for axis, labels in embedding_geometry.cluster_labels(axes).items():
+            found = np.array([embedding_geometry.silhouette(apart, labels)])
             values[f"silhouette of positions by {axis}"] = "positions", found
     return values
 
 
-def pooled_metrics(subject: LoadedCheckpoint, *edits: Any) -> dict[str, Array]:
+def metrics_with_resamples(subject: LoadedCheckpoint, *edits: Any) -> dict[str, Array]:
     """Returns the task's metrics under edits: Σsum / Σcount, then that of its resamples over examples."""
     import numpy as np
 
@@ -175,7 +179,7 @@ def step_rows(curves: Curves, plateau: int, drop: str) -> Iterator[Row]:
         for share in SHARES:
             crossings = crossing(at[first:], curve[:, first:], share, curve[:, first], curve[:, -1])
             of = of_drop.setdefault(share, crossings)
-            gap = interval((crossings[: len(of)] - of[: len(crossings)])[1:])
+            gap = percentile_interval((crossings[: len(of)] - of[: len(crossings)])[1:])
             compared = () if name == drop else (of[0], gap)
             row = {
                 "variant": name,
@@ -183,4 +187,4 @@ def step_rows(curves: Curves, plateau: int, drop: str) -> Iterator[Row]:
                 "metric": f"{STEP}{share:.0%}",
                 "engine": "naive",
             }
-            yield {**row, **numbers(crossings[0], interval(crossings[1:]), *compared)}
+            yield {**row, **numbers(crossings[0], percentile_interval(crossings[1:]), *compared)}

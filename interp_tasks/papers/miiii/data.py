@@ -13,9 +13,9 @@ from circuits.figures.layout import draw
 from circuits.figures.panels import heat
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import grid_of
-from interp_tasks.measurement.result import COLUMNS, Result, Row, experiment, filled, side_by_side, tidy
+from interp_tasks.measurement.result import COLUMNS, Result, Row, experiment, merge_rows, or_empty, tidy
 from interp_tasks.pages import Column, Figure, number
-from interp_tasks.papers.grid import GridInputs
+from interp_tasks.papers.grid_inputs import GridInputs
 
 if TYPE_CHECKING:
     import pandas
@@ -51,7 +51,7 @@ def data(task: str | Task, config: Mapping[str, Any] | None = None) -> Result:
     answers = {name: targets[name] for name in chosen.modular_answers() if name in targets}
     answers = answers or targets or {"answer": batch.targets}
     shared = {"experiment": "data", "ref": chosen.name, "split": "grid", "n": len(batch), "n_runs": 0}
-    frame = tidy(answer_rows(answers), engine="exact", run="", **shared)
+    frame = tidy(chance_rows(answers), engine="exact", run="", **shared)
     grid = grid_of(axes, batch.tokens)
     drawn = {name: grid.arrange(each, 0).numpy() for name, each in answers.items()}
     note = "Every input of the task. chance: of guessing evenly among the classes that occur."
@@ -59,7 +59,7 @@ def data(task: str | Task, config: Mapping[str, Any] | None = None) -> Result:
     return Result("data", frame, settings, (note,), data={"maps": drawn, "axes": list(grid.axes)})
 
 
-def answer_rows(answers: Mapping[str, Tensor]) -> Iterator[Row]:
+def chance_rows(answers: Mapping[str, Tensor]) -> Iterator[Row]:
     """Yields the accuracy of guessing for each answer, and for all together."""
     chances = []
     for name, values in answers.items():
@@ -77,13 +77,13 @@ def answer_rows(answers: Mapping[str, Tensor]) -> Iterator[Row]:
 
 def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns a row per answer, what guessing gets side by side."""
-    return side_by_side(frame, lambda row: (row["variant"],), lambda row: {row["metric"]: row["value"]})
+    return merge_rows(frame, lambda row: (row["variant"],), lambda row: {row["metric"]: row["value"]})
 
 
 def view_columns(frame: pandas.DataFrame) -> list[Column]:
     """Returns the columns of ``view_rows``."""
     metrics = [str(name) for name in frame.columns if name not in COLUMNS]
-    return [Column("", "variant"), *(Column(name, name, filled(name, number)) for name in metrics)]
+    return [Column("", "variant"), *(Column(name, name, or_empty(name, number)) for name in metrics)]
 
 
 def figures(result: Result) -> list[Figure]:

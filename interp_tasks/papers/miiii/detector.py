@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import SPLITS
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options
+from interp_tasks.measurement.option_parsing import SPLITS
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         shared = {"intervention": "none", "engine": "naive"}
-        return [{**row, "split": row["variant"], **shared} for row in rows_of(subject)]
+        return [{**row, "split": row["variant"], **shared} for row in detector_rows(subject)]
 
     result = measure("detector", refs, options, measure_checkpoint, config={}, check=check)
     notes = (
@@ -62,7 +62,7 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     return replace(result, notes=notes)
 
 
-def rows_of(subject: LoadedCheckpoint) -> Iterator[Row]:
+def detector_rows(subject: LoadedCheckpoint) -> Iterator[Row]:
     """Yields the rows of one checkpoint: of all inputs together, and of each split."""
     import numpy as np
     import torch
@@ -92,7 +92,7 @@ def scores(n: NDArray[Any], predictions: NDArray[Any], moduli: NDArray[Any], see
     """Yields rows about numbers ``[number]`` and the remainders that a model gives them, ``[number modulus]``."""
     import numpy as np
 
-    from circuits.statistics import interval, ratio
+    from circuits.statistics import percentiles, ratio
     from tasks.modular_arithmetic import primes_below
 
     right = n[:, None] % moduli
@@ -103,8 +103,8 @@ def scores(n: NDArray[Any], predictions: NDArray[Any], moduli: NDArray[Any], see
             sums = np.stack([called & truth, exact & truth]).astype(float)
             counts = np.stack(among).astype(float)
             resampled = resampled_ratios(sums, counts, seed)
-            (low, _), (high, _) = interval(resampled, 0.95)
-            (below,), (above,) = interval(resampled[:, :1] - resampled[:, 1:], 0.95)
+            (low, _), (high, _) = percentiles(resampled, 0.95)
+            (below,), (above,) = percentiles(resampled[:, :1] - resampled[:, 1:], 0.95)
             value, baseline = ratio(sums.sum(1), counts.sum(1))
             columns = numbers(value, (low, high), baseline, (below, above))
             yield {"metric": f"{measure_of} for {name}", **columns}

@@ -18,7 +18,7 @@ from circuits.figures.layout import draw
 from circuits.figures.panels import heat
 from interp_tasks.checkpoints.run_files import read_metrics
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.intervals import finite_or_nan
+from interp_tasks.measurement.confidence_intervals import finite_or_nan
 from interp_tasks.measurement.result import Result, Row, experiment, numbers, tidy
 from interp_tasks.measurement.run_logs import Run, read_runs
 from interp_tasks.pages import Figure
@@ -49,7 +49,7 @@ def gradients(runs: str | Sequence[str], start: Annotated[int, START] = 0) -> Re
     if start < 0:
         raise UserError(f"--start {start}: a step from 0")
     logged = [(run, read_norms(run, start)) for run in read_runs(runs)]
-    rows = [row for run, stages in logged for each in stages.items() for row in rows_of(run, *each)]
+    rows = [row for run, stages in logged for each in stages.items() for row in norm_rows(run, *each)]
     notes = (
         "step below half: from there on every logged norm is below half of the tensor's largest; empty if the last one "
         "is not. rank: 1 is the earliest; ties share their mean rank. attention: the median of its tensors (of the "
@@ -85,7 +85,7 @@ def read_norms(run: Run, start: int) -> dict[str, pandas.DataFrame]:
     return {stage: norms for stage, norms in by_stage.items() if norms.size}
 
 
-def rows_of(run: Run, stage: str, norms: pandas.DataFrame) -> Iterator[Row]:
+def norm_rows(run: Run, stage: str, norms: pandas.DataFrame) -> Iterator[Row]:
     """Yields the rows of each tensor; one that is frozen, with a gradient of 0 throughout, has only its norm."""
     import statistics
 

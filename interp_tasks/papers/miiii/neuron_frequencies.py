@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from circuits.fourier import Clusters, Grid, Spectrum, clusters, spectrum
-from interp_tasks.measurement.activations import recorded
-from interp_tasks.measurement.options import THRESHOLD
-from interp_tasks.measurement.subjects import LoadedCheckpoint
-from interp_tasks.papers.grid import GridInputs
+from interp_tasks.measurement.activations import record
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
+from interp_tasks.measurement.option_parsing import THRESHOLD
+from interp_tasks.papers.grid_inputs import GridInputs
 
 #: The number of features whose products of pairs are in memory at once.
 FEATURES = 256
@@ -75,14 +75,14 @@ def frequencies_by_layer(subject: LoadedCheckpoint, site: str, draws: int) -> It
         draws: relabellings of the digits behind the active frequencies.
     """
     inputs = GridInputs.of(subject.task, "neurons", coordinates=2)
-    grid, keys, at = inputs.grid, inputs.operands, inputs.task.read_positions[-1]
+    grid, keys, at = inputs.grid, inputs.operand_positions, inputs.task.read_positions[-1]
     for layer in range(subject.model.cfg.n_layers):
 
         def read(seen: Tensor) -> Tensor:
             return (seen[:, :, at, keys].flatten(1) if site == "pattern" else seen[:, at]).cpu()
 
         hook = f"{site}.{layer}"
-        values = recorded(subject.model, inputs.tokens.to(subject.tokens.device), [hook], read)[hook]
+        values = record(subject.model, inputs.tokens.to(subject.tokens.device), [hook], read)[hook]
         heads: list[int | None] = [None] * values.shape[1]
         names = [f"neuron {neuron}" for neuron in range(values.shape[1])]
         if site == "pattern":
@@ -105,12 +105,12 @@ def frequencies_by_layer(subject: LoadedCheckpoint, site: str, draws: int) -> It
             one=torch.maximum(share[1:, 0].sum(0), share[0, 1:].sum(0)),
             active=counts,
             active_together=together,
-            pairs=pairs_for_half(share),
-            pairs_relabelled=pairs_for_half(spectrum(renamed, grid.axes).share),
+            pairs=count_pairs_for_half(share),
+            pairs_relabelled=count_pairs_for_half(spectrum(renamed, grid.axes).share),
         )
 
 
-def pairs_for_half(share: Tensor) -> Tensor:
+def count_pairs_for_half(share: Tensor) -> Tensor:
     """Counts the largest pairs of frequencies that together make one half, of shares [k_a k_b feature]; NaN if all make
     no more than half.
     """
@@ -131,7 +131,7 @@ def amplitudes(arranged: Tensor) -> NDArray[np.float64]:
     return found
 
 
-def published_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:
+def published_active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:
     """Counts the frequencies that are active, [time feature], of amplitudes [time frequency feature].
 
     Each frequency is divided by its sum over the times; active is what lies above mean + deviations · s.d. of all

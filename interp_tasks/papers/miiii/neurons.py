@@ -12,12 +12,12 @@ import typer
 from circuits.figures.layout import draw
 from circuits.figures.panels import heat
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import THRESHOLD, check_choice, check_draws
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, get_run_name
+from interp_tasks.measurement.option_parsing import THRESHOLD, check_choice, check_draws
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
 from interp_tasks.measurement.run_logs import logged_drop
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, get_run_name
 from interp_tasks.pages import Figure
-from interp_tasks.papers.grid import GridInputs
+from interp_tasks.papers.grid_inputs import GridInputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +81,7 @@ def make_images(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[t
         yield f"{features.names[at]} of {features.site}.{features.layer}", image
 
 
-class Moment(NamedTuple):
+class Counts(NamedTuple):
     """What the published counts of a run are made of, of one of its checkpoints."""
 
     ref: str
@@ -119,7 +119,7 @@ def neurons(
     check_draws(draws)
     chosen = parse_neurons(neurons)
     images: dict[str, dict[str, FeatureImage]] = {}
-    history: dict[tuple[str, int], list[Moment]] = {}
+    history: dict[tuple[str, int], list[Counts]] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         rows, ref = [], str(subject.labels["ref"])
@@ -127,11 +127,11 @@ def neurons(
             wanted = range(len(features.names)) if site == "pattern" else chosen
             shared = {"site": site, "layer": features.layer, "position": features.position, "split": "grid"}
             shared |= {"intervention": f"{site}.{features.layer}", "n": features.grid.cells}
-            rows += [{**shared, **row} for row in rows_of(features, wanted)]
+            rows += [{**shared, **row} for row in feature_rows(features, wanted)]
             images.setdefault(ref, {}).update(make_images(features, wanted))
             if site != "pattern" and subject.stored.run_name is not None:
                 strengths = amplitudes(features.grid.arrange(features.values))
-                moment = Moment(ref, subject.stored.step, shared, strengths, features.active_each)
+                moment = Counts(ref, subject.stored.step, shared, strengths, features.active_each)
                 history.setdefault((get_run_name(subject), features.layer), []).append(moment)
         return rows
 
@@ -149,7 +149,7 @@ def neurons(
     return replace(result, notes=NOTES, data={"images": images})
 
 
-def rows_of(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[Row]:
+def feature_rows(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[Row]:
     """Yields rows of the chosen features; of heads their preferences, of neurons those of clusters and of all."""
     import torch
 
@@ -188,21 +188,21 @@ def rows_of(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[Row]:
 
 
 def rows_over_time(
-    history: Mapping[tuple[str, int], Sequence[Moment]], wanted: Sequence[int]
+    history: Mapping[tuple[str, int], Sequence[Counts]], wanted: Sequence[int]
 ) -> dict[str, list[Row]]:
     """Returns by REF what needs all checkpoints of a run, three at least."""
     rows: dict[str, list[Row]] = {}
     for (run, _), moments in history.items():
-        for ref, row in rows_of_run(run, moments, wanted) if len(moments) >= MIN_CHECKPOINTS else ():
+        for ref, row in peak_rows(run, moments, wanted) if len(moments) >= MIN_CHECKPOINTS else ():
             rows.setdefault(ref, []).append(row)
     return rows
 
 
-def rows_of_run(run: str, moments: Sequence[Moment], wanted: Sequence[int]) -> Iterator[tuple[str, Row]]:
+def peak_rows(run: str, moments: Sequence[Counts], wanted: Sequence[int]) -> Iterator[tuple[str, Row]]:
     """Yields REFs and rows: the published counts at every checkpoint; where they and the other counts peak."""
     import numpy as np
 
-    from interp_tasks.papers.miiii.neuron_frequencies import normalise_power, published_counts
+    from interp_tasks.papers.miiii.neuron_frequencies import normalise_power, published_active_counts
 
     moments = sorted(moments, key=lambda moment: moment.step)
     over_time = np.stack([moment.amplitudes for moment in moments])
@@ -210,9 +210,9 @@ def rows_of_run(run: str, moments: Sequence[Moment], wanted: Sequence[int]) -> I
     drop = logged_drop(Path(run))
     series = {(ALL, ACTIVE_EACH): np.array([moment.active_each for moment in moments])}
     for kind, counts in (
-        ("1 sd", published_counts(over_time, 1)),
-        ("2 sd", published_counts(over_time, 2)),
-        ("1 sd, without size", published_counts(normalise_power(over_time), 1)),
+        ("1 sd", published_active_counts(over_time, 1)),
+        ("2 sd", published_active_counts(over_time, 2)),
+        ("1 sd, without size", published_active_counts(normalise_power(over_time), 1)),
     ):
         name = f"{ACTIVE}, mean + {kind}"
         series |= {(f"neuron {at}", name): counts[:, at].astype(float) for at in wanted}

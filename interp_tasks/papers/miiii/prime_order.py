@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import check_level
+from interp_tasks.measurement.option_parsing import check_level
 from interp_tasks.measurement.result import Result, experiment, tidy
 from interp_tasks.measurement.run_logs import Run, read_runs, setting
 
@@ -69,7 +69,7 @@ def prime_order(
     for name, property_of in PROPERTIES.items():
         values = np.array([float(property_of(point.q, point.p)) for point in points])
         for metric, strata in ((FOLLOWS, by_run), (SAME_Q, by_q)):
-            value, p_value = stratified(values, steps, strata, seed)
+            value, p_value = stratified_correlation(values, steps, strata, seed)
             rows.append({"variant": name, "metric": metric, "value": value, "p_value": p_value})
     labels = {"run": "all runs", "ref": "all runs", "split": "validation", "seed": seed, "n_runs": len(named)}
     frame = tidy(rows, experiment="prime-order", intervention="none", n=len(points), **labels)
@@ -86,7 +86,7 @@ def prime_order(
 
 def read_generalisations(run: Run, level: float) -> list[Generalisation]:
     """Returns the primes of one run."""
-    from interp_tasks.measurement.level_crossing_steps import reached
+    from interp_tasks.measurement.level_crossing_steps import reached_steps
 
     p = setting(run.config, "task.p")
     if setting(run.config, "task.variant") == "shuffled":
@@ -99,11 +99,11 @@ def read_generalisations(run: Run, level: float) -> list[Generalisation]:
         raise UserError(
             f"{run.name} logs no accuracy_q of primes q below a base p: prime-order is of the task miiii"
         )
-    steps = {q: reached(*run.points(name), level)[0] for q, name in sorted(primes.items())}
+    steps = {q: reached_steps(*run.points(name), level)[0] for q, name in sorted(primes.items())}
     return [Generalisation(run.name, p, q, step) for q, step in steps.items()]
 
 
-def stratified(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float]:
+def stratified_correlation(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float]:
     """Returns the rank correlation within strata and its two-sided p-value; NaN where nothing varies."""
     import numpy as np
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import recorded
-from interp_tasks.measurement.options import check_draws
+from interp_tasks.measurement.activations import record
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, check_has_task
+from interp_tasks.measurement.option_parsing import check_draws
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
-from interp_tasks.measurement.subjects import LoadedCheckpoint, Options, check_has_task
-from interp_tasks.papers.grid import Answer, GridInputs
+from interp_tasks.papers.grid_inputs import Answer, GridInputs
 
 if TYPE_CHECKING:
     import pandas
@@ -76,7 +76,7 @@ def primes(
         inputs, last = GridInputs.of(subject.task, "primes"), None
         rows = list(embedding_rows(subject, inputs, draws))
         for tensor in record_tensors(subject, inputs):
-            new_rows, best = grid_rows(subject, inputs, tensor, draws)
+            new_rows, best = answer_share_rows(subject, inputs, tensor, draws)
             rows += new_rows
             if tensor.site == "mlp_post" and best:
                 last = tensor, best
@@ -106,7 +106,7 @@ class TensorValues(NamedTuple):
     values: Tensor
 
     @property
-    def squares(self) -> Tensor:
+    def centred_squares(self) -> Tensor:
         """Returns the sum over examples of each feature's squared distance from its mean."""
         values = self.values.double()
         total: Tensor = (values - values.mean(0)).square().sum(0)
@@ -119,7 +119,7 @@ def record_tensors(subject: LoadedCheckpoint, inputs: GridInputs) -> Iterator[Te
     kinds = ("attn_out",) if cfg.attn_only else ("attn_out", "mlp_post", "mlp_out")
     sites = {f"{kind}.{layer}": (kind, layer) for layer in range(cfg.n_layers) for kind in kinds}
     tokens = inputs.tokens.to(subject.tokens.device)
-    seen = recorded(subject.model, tokens, list(sites), lambda values: values[:, at].cpu())
+    seen = record(subject.model, tokens, list(sites), lambda values: values[:, at].cpu())
     for label, (kind, layer) in sites.items():
         yield TensorValues(label, kind, layer, at, seen[label])
 
@@ -133,7 +133,7 @@ def shuffled_digits(size: int, seed: int, draw: int) -> Tensor:
     return torch.randperm(size, generator=generator(seed, "shuffled digits", draw))
 
 
-def shuffled(inputs: GridInputs, seed: int) -> Tensor:
+def shuffled_coordinates(inputs: GridInputs, seed: int) -> Tensor:
     """Returns the coordinates ``[input coordinate]`` with the values of each permuted at random."""
     import torch
 
@@ -160,7 +160,7 @@ def embedding_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) ->
         for one, q in moduli.items():
             shares = variance.total(weight, torch.stack([order % q for order in orders])).numpy()
             yield row_of(tensor, one, DIGIT, SHARE, float(shares[0]), shares[1:])
-        degrees, weights = sum(q - 1 for q in moduli.values()), tensor.squares
+        degrees, weights = sum(q - 1 for q in moduli.values()), tensor.centred_squares
         # Answers whose functions span the whole space explain everything.
         if not moduli or degrees >= len(weight) - 1 or weights.sum() == 0:
             continue
@@ -173,7 +173,7 @@ def embedding_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) ->
         yield row_of(tensor, TOGETHER, DIGIT, "share less chance", adjusted)
 
 
-def grid_rows(
+def answer_share_rows(
     subject: LoadedCheckpoint, inputs: GridInputs, tensor: TensorValues, draws: int
 ) -> tuple[list[Row], dict[str, Tensor]]:
     """Returns one tensor's rows over all inputs, and the features that serve each answer most, bool ``[feature]``.
@@ -185,8 +185,8 @@ def grid_rows(
 
     from circuits import variance
 
-    orders = [shuffled(inputs, subject.seed + draw) for draw in range(draws)]
-    weights = tensor.squares
+    orders = [shuffled_coordinates(inputs, subject.seed + draw) for draw in range(draws)]
+    weights = tensor.centred_squares
     rows: list[Row] = []
     if weights.sum() == 0:
         return rows, {}
@@ -283,8 +283,8 @@ def make_removal_edits(
 
     digits: dict[str, Intervention] = {}
     neurons: dict[str, Intervention] = {}
-    mixed = shuffled(inputs, subject.seed)
-    live = (tensor.squares > 0).nonzero().flatten()
+    mixed = shuffled_coordinates(inputs, subject.seed)
+    live = (tensor.centred_squares > 0).nonzero().flatten()
     assert tensor.layer is not None  # that of the neurons
     for name, answer in inputs.answers.items():
         for prefix, at in ((WITHOUT, inputs.grid.coordinates()), (CONTROL, mixed)):

@@ -16,14 +16,13 @@ import typer
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.embeddings import (
     WEIGHTS,
-    Tables,
+    Embeddings,
     correlation,
-    interval,
-    resamples,
+    percentile_interval,
+    point_weights,
     untrained_tables,
 )
-from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
-from interp_tasks.measurement.subjects import (
+from interp_tasks.measurement.loaded_checkpoints import (
     Examples,
     LoadedCheckpoint,
     Options,
@@ -31,7 +30,8 @@ from interp_tasks.measurement.subjects import (
     get_run_name,
     resolve_refs,
 )
-from interp_tasks.papers.grid import GridInputs
+from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
+from interp_tasks.papers.grid_inputs import GridInputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +81,7 @@ def weights(
     for each in controls:
         if each.path in {one.path for one in examined}:
             raise UserError(f"--control {each.label} is a checkpoint of --ckpt too: give another model")
-    untrained_of: dict[Any, list[Tables]] = {}
+    untrained_of: dict[Any, list[Embeddings]] = {}
 
     def grid_of(subject: LoadedCheckpoint) -> GridInputs:
         return GridInputs.of(subject.task, "weights")
@@ -93,7 +93,7 @@ def weights(
         if key not in untrained_of:
             drawn = [untrained_tables(subject, draw) for draw in range(MODELS)]
             untrained_of[key] = [each for each in drawn if each is not None]
-        tables, inputs = [Tables.of(subject.model), *untrained_of[key]], grid_of(subject)
+        tables, inputs = [Embeddings.of(subject.model), *untrained_of[key]], grid_of(subject)
         rows = [*position_rows(inputs, tables, subject.seed), *token_rows(inputs, tables, subject.seed)]
         return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
 
@@ -126,12 +126,12 @@ def mean_of(values: Iterable[float]) -> float | None:
 # ---- of the positions and tokens of a model, and of untrained ones after it
 
 
-def position_rows(inputs: GridInputs, tables: Sequence[Tables], seed: int) -> Iterator[Row]:
+def position_rows(inputs: GridInputs, tables: Sequence[Embeddings], seed: int) -> Iterator[Row]:
     """Yields Pearson and cosine of the rows of W_pos at the grid's coordinates."""
     import numpy as np
 
     positions = [each.positions for each in tables if each.positions is not None]
-    for pair in itertools.combinations(sorted(inputs.operands), 2) if positions else ():
+    for pair in itertools.combinations(sorted(inputs.operand_positions), 2) if positions else ():
         table, *others = positions
         for dimensions in dict.fromkeys([table.shape[1], PUBLISHED_DIMENSIONS]):
             if dimensions > table.shape[1]:
@@ -139,10 +139,12 @@ def position_rows(inputs: GridInputs, tables: Sequence[Tables], seed: int) -> It
             about = "all dimensions" if dimensions == table.shape[1] else f"first {dimensions} dimensions"
             plain = np.ones((1, dimensions))
             beside = [similarities(each, pair, dimensions, plain) for each in others]
-            for metric, values in similarities(table, pair, dimensions, resamples(dimensions, seed)).items():
+            for metric, values in similarities(
+                table, pair, dimensions, point_weights(dimensions, seed)
+            ).items():
                 row = {"variant": f"positions {pair[0]} and {pair[1]}", "intervention": about}
                 baseline = mean_of(float(each[metric][0]) for each in beside)
-                of_value = numbers(values[0], interval(values[1:]), baseline)
+                of_value = numbers(values[0], percentile_interval(values[1:]), baseline)
                 yield {**row, "metric": metric, "site": "pos_embed", "n": dimensions, **of_value}
 
 
@@ -157,7 +159,7 @@ def similarities(table: Array, pair: tuple[int, int], dimensions: int, weights: 
     return {"Pearson correlation": correlation(one, other, weights), "cosine similarity": cosine}
 
 
-def token_rows(inputs: GridInputs, tables: Sequence[Tables], seed: int) -> Iterator[Row]:
+def token_rows(inputs: GridInputs, tables: Sequence[Embeddings], seed: int) -> Iterator[Row]:
     """Yields the rows of W_E over the values of each coordinate."""
     by_values = {axis.values: axis.name for axis in inputs.axes}
     for values, name in by_values.items():
@@ -178,10 +180,10 @@ def analyse_table(table: Array, orders: int, seed: int) -> dict[tuple[str, str],
 
     left, sizes, _ = np.linalg.svd(table, full_matrices=False)
     found = {
-        ("singular values", f"vectors for {share:.0%} of S"): float(needed(sizes, share))
+        ("singular values", f"vectors for {share:.0%} of S"): float(vectors_for_share(sizes, share))
         for share in (0.5, 0.9)
     }
-    leading = periodic(left[:, : max(1, needed(sizes, 0.5))])
+    leading = are_periodic(left[:, : max(1, vectors_for_share(sizes, 0.5))])
     published = key_frequencies(spectrum(table, {"digit": len(table)}), "above-mean")
     return found | {
         ("leading singular vectors", "periodic share"): float(leading.mean()),
@@ -190,7 +192,7 @@ def analyse_table(table: Array, orders: int, seed: int) -> dict[tuple[str, str],
     }
 
 
-def needed(sizes: Array, share: float) -> int:
+def vectors_for_share(sizes: Array, share: float) -> int:
     """Returns the fewest leading singular values that reach a share of their sum ΣS; 0 for none."""
     import numpy as np
 
@@ -198,7 +200,7 @@ def needed(sizes: Array, share: float) -> int:
     return int((grown / grown[-1] < share - ROUNDING).sum()) + 1 if grown[-1] else 0
 
 
-def periodic(functions: Array) -> NDArray[np.bool_]:
+def are_periodic(functions: Array) -> NDArray[np.bool_]:
     """Returns which functions ``[row k]`` of the rows, taken as a cycle, have one frequency that white noise has not.
 
     Of white noise over p rows the share of one frequency (cos and sin together) exceeds x with probability
@@ -209,10 +211,10 @@ def periodic(functions: Array) -> NDArray[np.bool_]:
     from circuits.fourier import spectrum
 
     share = spectrum(functions, {"row": len(functions)}).bands().share.numpy()
-    return np.asarray(share.max(0) > periodic_above(len(functions)))
+    return np.asarray(share.max(0) > periodic_threshold(len(functions)))
 
 
-def periodic_above(rows: int) -> float:
+def periodic_threshold(rows: int) -> float:
     """Returns the share of variance at the best frequency above which a function of ``rows`` rows is periodic."""
     return float(1 - (LEVEL / (rows // 2)) ** (2 / (rows - 3))) if rows > 3 else 1.0
 
@@ -225,13 +227,13 @@ def significant(table: Array, draws: int, seed: int) -> NDArray[np.bool_]:
     """
     import numpy as np
 
-    norms = norms_of_orders(table, draws, seed)
+    norms = shuffled_frequency_norms(table, draws, seed)
     # Ties count against significance; rounding must not break them.
     hits = (norms[1:].max(1)[:, None] >= norms[0] * (1 - 1e-12)).sum(0)
     return np.asarray((1 + hits) / (1 + draws) <= LEVEL + 1e-9)
 
 
-def norms_of_orders(table: Array, draws: int, seed: int) -> Array:
+def shuffled_frequency_norms(table: Array, draws: int, seed: int) -> Array:
     """Returns the norm over all dimensions of each frequency, of the rows and of random orders, ``[1 + draws, k]``."""
     import numpy as np
     import torch

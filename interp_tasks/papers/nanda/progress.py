@@ -20,9 +20,7 @@ import typer
 
 from circuits.figures.layout import Panel, draw
 from circuits.figures.panels import Series, curve, spectrum
-from interp_tasks.measurement.options import RULES, parse_rule, select_kinds
-from interp_tasks.measurement.result import Result, Row, experiment, measure, side_by_side
-from interp_tasks.measurement.subjects import (
+from interp_tasks.measurement.loaded_checkpoints import (
     Examples,
     LoadedCheckpoint,
     Options,
@@ -32,9 +30,11 @@ from interp_tasks.measurement.subjects import (
     resolve_refs,
     trained_on,
 )
+from interp_tasks.measurement.option_parsing import RULES, parse_frequency_rule, select_kinds
+from interp_tasks.measurement.result import Result, Row, experiment, measure, merge_rows
 from interp_tasks.pages import Column, Figure, number
 from interp_tasks.papers import nanda as words
-from interp_tasks.papers.grid import GridInputs
+from interp_tasks.papers.grid_inputs import GridInputs
 from interp_tasks.papers.nanda import ALL, LOSS, NONE, SPLITS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.checkpoints import ResolvedCheckpoint
-    from interp_tasks.papers.nanda.losses import GridModel
+    from interp_tasks.papers.nanda.progress_measures import GridModel
 
 #: What is measured of every checkpoint, and of the last one of each run alone.
 KINDS = ("losses", "gini", "weights", "map", "neurons", "attention", "skips")
@@ -81,7 +81,7 @@ TRAINING = typer.Option(
 
 
 @dataclass
-class FollowedRun:
+class RunProgress:
     """One run over its checkpoints.
 
     Attributes:
@@ -96,11 +96,11 @@ class FollowedRun:
     curves: Curves = field(default_factory=dict)
     coefficients: dict[str, list[float]] = field(default_factory=dict)
 
-    def find_keys(self, inputs: GridInputs, rule: tuple[str, float], device: str) -> None:
+    def find_key_frequencies(self, inputs: GridInputs, rule: tuple[str, float], device: str) -> None:
         """Finds the key frequencies of each answer, of W_L in the last checkpoint that the run has stored."""
         from circuits.fourier import key_frequencies, spectrum
         from interp_tasks.checkpoints import load_checkpoint
-        from interp_tasks.papers.nanda.losses import w_l
+        from interp_tasks.papers.nanda.progress_measures import w_l
 
         ref = self.last.ref if self.last.run_name is None else f"{self.last.run_name}@last"
         weights = w_l(load_checkpoint(ref, device=device).model)
@@ -110,7 +110,7 @@ class FollowedRun:
 
     def rows(self, subject: LoadedCheckpoint, on_grid: GridModel, kinds: Sequence[str]) -> Iterator[Row]:
         """Yields the rows of one checkpoint; of the last one its mechanism and the run's phases too."""
-        from interp_tasks.papers.nanda import losses
+        from interp_tasks.papers.nanda import progress_measures
         from interp_tasks.papers.nanda.phases import phase_rows
 
         answers = on_grid.inputs.answers
@@ -119,12 +119,12 @@ class FollowedRun:
             rows += (
                 row
                 for name, one in answers.items()
-                for row in losses.loss_rows(on_grid, one, self.keys[name])
+                for row in progress_measures.loss_rows(on_grid, one, self.keys[name])
             )
         if "gini" in kinds:
-            rows += losses.gini_rows(on_grid, self.keys)
+            rows += progress_measures.gini_rows(on_grid, self.keys)
         if "weights" in kinds:
-            rows += losses.weight_rows(on_grid)
+            rows += progress_measures.weight_norm_rows(on_grid)
         self.follow(rows, subject.stored.step)
         yield from rows
         if subject.stored.path != self.last.path:
@@ -133,14 +133,14 @@ class FollowedRun:
             logits, keys = on_grid.logits[:, answer.classes], self.keys[name]
             self.coefficients[name] = answer.sum.cosines(logits).coefficients.tolist()
             if "map" in kinds:
-                yield from losses.map_rows(on_grid, answer, keys)
+                yield from progress_measures.neuron_logit_map_rows(on_grid, answer, keys)
             if "neurons" in kinds and keys:
-                yield from losses.removal_rows(on_grid, answer, keys)
+                yield from progress_measures.frequency_removal_rows(on_grid, answer, keys)
             yield from phase_rows(name, self.curves.get(name, {}) | self.curves.get("", {}))
         if "attention" in kinds:
-            yield from losses.attention_rows(on_grid)
+            yield from progress_measures.attention_rows(on_grid)
         if "skips" in kinds:
-            yield from losses.skip_rows(on_grid)
+            yield from progress_measures.skip_ablation_rows(on_grid)
 
     def follow(self, rows: Sequence[Row], step: int) -> None:
         """Stores the values that the phases and the figure are made of."""
@@ -177,14 +177,14 @@ def progress(
             or an ``.npy`` file of either.
         options: seed, task, task_config, device, progress: see :class:`Options`. Nothing is sampled.
     """
-    from interp_tasks.papers.nanda.losses import GridModel, split_rows
+    from interp_tasks.papers.nanda.progress_measures import GridModel, split_rows
 
-    parsed = parse_rule(rule)
+    parsed = parse_frequency_rule(rule)
     chosen = select_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
     check_has_task("progress", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = by_run(found)
-    followed = {run: FollowedRun(several[-1]) for run, several in runs.items()}
+    followed = {run: RunProgress(several[-1]) for run, several in runs.items()}
     grids: dict[tuple[Any, bool], tuple[GridInputs, Any]] = {}
     unknown: dict[str, None] = {}
 
@@ -201,7 +201,7 @@ def progress(
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         run, (inputs, splits) = followed[get_run_name(subject)], grid_of(subject)
         if not run.keys:
-            run.find_keys(inputs, parsed, options.get("device", "cpu"))
+            run.find_key_frequencies(inputs, parsed, options.get("device", "cpu"))
         rows = run.rows(subject, GridModel.of(subject.model, inputs, splits), chosen)
         return [{"split": ALL, "n": len(splits[row.get("split", ALL)]), **row} for row in rows]
 
@@ -213,7 +213,7 @@ def progress(
     return replace(result, notes=tuple(notes(followed, unknown)), data={"runs": followed})
 
 
-def notes(followed: Mapping[str, FollowedRun], unknown: Iterable[str]) -> Iterator[str]:
+def notes(followed: Mapping[str, RunProgress], unknown: Iterable[str]) -> Iterator[str]:
     """Yields which frequencies are key, by which rule, and what the splits are."""
     yield "Over all inputs of the grid: nothing is sampled. loss: cross-entropy in nats."
     for run in followed.values():
@@ -250,7 +250,7 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
         metric=shown["metric"].where(~edited, shown["metric"] + ", " + shown["intervention"]),
         **dict.fromkeys(SPLITS, math.nan),
     )
-    return side_by_side(
+    return merge_rows(
         shown,
         lambda row: (row["ref"], row["variant"], row["metric"]),
         lambda row: {row["split"]: row["value"]},

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from circuits import fourier
-from circuits.interventions.fitted_functions import fourier_functions
+from circuits.interventions.fitted_removal import fourier_functions
 from circuits.tensors import Snapshot
 
 PERIODS = [1, 2, 3, 8, 13, 113]

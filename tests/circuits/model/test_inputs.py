@@ -7,7 +7,7 @@ import torch
 
 from circuits import CircuitsError, ablate, intervene, patch, patterns, probe, prompts, run, sweep
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import padding_mask
+from circuits.model.prompt_parsing import padding_mask
 
 PAD = 10
 

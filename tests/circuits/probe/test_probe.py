@@ -8,7 +8,7 @@ from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
 
 from circuits import ablate, cache, edit, intervene, patch, probe, run
 from circuits.model.prompts import Prompts
-from circuits.probe._linear import Regression
+from circuits.probe._linear_probe import Regression
 from circuits.probe._probe_inputs import parse_targets
 
 N, HELD_OUT = 64, 16
@@ -187,7 +187,7 @@ def test_positions_and_a_mask(causal, inputs, hidden):
 def test_passes_that_memory_bounds_give_what_one_gives(causal, inputs, monkeypatch):
     given = (causal, inputs, noise(N, 6) + inputs, ["z", "mlp_out"])
     whole = probe.linear(*given, draws=20)
-    monkeypatch.setattr("circuits.probe._linear.MOST_KEPT", 1)
+    monkeypatch.setattr("circuits.probe._linear_probe.MOST_KEPT", 1)
     assert probe.linear(*given, draws=20).frame.equals(whole.frame)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from circuits import CircuitsError, SweepResult, ablate, draws, heads, sweep
-from circuits.sweeps.table import COLUMNS
+from circuits.sweeps.sweep_result import COLUMNS
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import torch
 from transformer_lens import HookedTransformerConfig
 
-from tasks.hooked import PostNormConfig, construct
+from tasks.model_construction import PostNormConfig, construct
 
 SIZES = {"n_layers": 1, "d_model": 4, "n_ctx": 3, "d_head": 2, "n_heads": 2, "d_vocab": 5, "device": "cpu"}
 

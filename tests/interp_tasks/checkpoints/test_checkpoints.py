@@ -12,7 +12,7 @@ from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.checkpoints.checkpoint import read_tensors
 from interp_tasks.checkpoints.run_files import read_meta, with_own_sha256
 from interp_tasks.errors import UserError
-from tasks.hooked import PostNormTransformer
+from tasks.model_construction import PostNormTransformer
 from tests.interp_tasks.checkpoints.models import build
 
 

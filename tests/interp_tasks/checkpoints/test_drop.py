@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 import tasks
 from interp_tasks.checkpoints import Drop, detect_drop, find_marks, read_run, zoo_names
-from interp_tasks.checkpoints.drop import drop_or_reason, plateau_steps
+from interp_tasks.checkpoints.drop_detection import drop_or_reason, plateau_steps
 from interp_tasks.checkpoints.refs import find_drop, find_run, theoretical_plateau
 from interp_tasks.checkpoints.run_files import stored_steps
 from interp_tasks.errors import UserError
-from interp_tasks.training.records import declared_drop
+from interp_tasks.training.instrumentation import declared_drop
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 

@@ -13,7 +13,7 @@ import tasks
 from interp_tasks import import_checkpoint, load_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from tasks.hooked import construct
+from tasks.model_construction import construct
 
 TASK = tasks.get("modular-addition", p=11)
 CONFIG = {"act_fn": "gelu", "normalization_type": None, "attention_dir": "bidirectional"}

@@ -10,7 +10,7 @@ import pytest
 
 from interp_tasks.cli import main
 from interp_tasks.cli.app import iterate_commands
-from interp_tasks.texts import LONGEST, QUOTED
+from interp_tasks.text_formatting import LONGEST, QUOTED
 
 RUN, ADD = "--ckpt run@40", "--ckpt zoo:modular-addition-113@last"
 TRAIN = "train modular-addition --set"

@@ -12,8 +12,8 @@ from interp_tasks import experiments
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._circuit import halves, metrics_of
-from interp_tasks.measurement.subjects import Examples, subjects
+from interp_tasks.experiments._circuit import metrics_to_test_and_rank, split_halves
+from interp_tasks.measurement.loaded_checkpoints import Examples, subjects
 
 N, SEED = 24, 3
 #: Copying is what the small model does; completing it does not.
@@ -176,15 +176,15 @@ def test_edges_at_named_positions(copier):
 
 def test_the_halves_do_not_overlap_and_sources_are_of_their_own(copier):
     (subject,) = subjects(copier, Examples(samples=N, seed=SEED))
-    first, second = halves(subject, "resample")
+    first, second = split_halves(subject, "resample")
     assert torch.equal(torch.cat([first[0], second[0]]), subject.tokens)
     for at, (base, source, batch) in enumerate((first, second)):
         assert torch.equal(source, base[derangement(len(base), SEED + at)])
         assert torch.equal(batch.tokens, base)
     negated = subject.task.patch_sources(subject.batch)["negated"].tokens[N // 2 :]
-    assert torch.equal(halves(subject, "negated")[1][1], negated)
+    assert torch.equal(split_halves(subject, "negated")[1][1], negated)
     # By default another matrix, with the same entries hidden.
-    base, source, _ = halves(subject, None)[0]
+    base, source, _ = split_halves(subject, None)[0]
     assert torch.equal(source == 0, base == 0)
     assert not torch.equal(source, base)
 
@@ -197,8 +197,8 @@ def addition(folder):
 
 def test_a_metric_without_a_gradient_is_ranked_by_one_that_has(tmp_path):
     (subject,) = subjects(addition(tmp_path), Examples(samples=8))
-    assert metrics_of(subject, None) == ("accuracy", "loss")
-    assert metrics_of(subject, "loss") == ("loss", "loss")
+    assert metrics_to_test_and_rank(subject, None) == ("accuracy", "loss")
+    assert metrics_to_test_and_rank(subject, "loss") == ("loss", "loss")
 
 
 def test_without_a_gap_there_is_no_circuit(tmp_path, task, capsys):

@@ -11,7 +11,7 @@ from circuits import cache, fourier
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.measurement.options import THRESHOLD
+from interp_tasks.measurement.option_parsing import THRESHOLD
 
 P = 11
 #: Neurons that follow frequency 2, and 4; the others follow 2 and 4 alike.

@@ -15,7 +15,7 @@ from interp_tasks import train
 from interp_tasks.cli import main
 from interp_tasks.disk import lock_folder
 from interp_tasks.errors import UserError
-from interp_tasks.grids import grid, read_spec, spec_of
+from interp_tasks.grids import grid, parse_grid_spec, read_grid_spec
 from interp_tasks.grids import run as running_module
 from interp_tasks.grids.run import (
     count_executor_slots,
@@ -56,7 +56,7 @@ def test_keys_follow_the_configuration_and_nothing_else():
     def keys(**changes):
         spec = {**small(seeds="0"), **changes.pop("top", {})}
         spec["train"]["set"] |= changes
-        whole = list_work_units(spec_of(spec))
+        whole = list_work_units(parse_grid_spec(spec))
         return whole.train[0].key, whole.measure[0].key, whole.train[0].folder
 
     same = keys()
@@ -82,7 +82,7 @@ def test_runs_that_differ_in_steps_or_schedule_have_folders_of_their_own():
 
     def folders(*blocks):
         trained = [small(seeds="0:2", **each)["train"] for each in blocks]
-        return [unit.folder for unit in list_work_units(spec_of({"train": trained})).train]
+        return [unit.folder for unit in list_work_units(parse_grid_spec({"train": trained})).train]
 
     fall = {"train.schedule": "linear", "train.schedule_end": 4}
     alone = folders({})
@@ -103,7 +103,10 @@ def test_a_configuration_of_two_crossed_sweeps_is_one_folder_with_what_both_vary
     widths, rates = {"model.d_model": [8, 16]}, {"train.learning_rate": [0.001, 0.003]}
     first, second = small("0", **widths), small("0:2", **rates)
     crossed = {**first, "train": [first["train"], second["train"]]}
-    before, units = list_work_units(spec_of(first)).train, list_work_units(spec_of(crossed)).train
+    before, units = (
+        list_work_units(parse_grid_spec(first)).train,
+        list_work_units(parse_grid_spec(crossed)).train,
+    )
     assert [(unit.key, unit.folder) for unit in units[:2]] == [(unit.key, unit.folder) for unit in before]
     assert len(units) == 5
     shared = [unit for unit in units if unit.varied == {"model.d_model": 8, "train.learning_rate": 0.001}]
@@ -171,13 +174,13 @@ def base(tmp_path):
 def test_a_variation_has_the_settings_of_its_base_but_for_its_own(base):
     """And neither its seeds nor what it ships."""
     base.write_text('[[train]]\nbase = "first"\n[train.set]\nmodel.d_model = [8, 16]\n', encoding="utf-8")
-    (block,) = read_spec(base).train
+    (block,) = read_grid_spec(base).train
     assert (block.task, block.preset, block.seeds, block.ship) == ("modular-addition", "reference", (0,), ())
     assert block.settings == {"task.p": 11, "model.d_model": [8, 16], "train.steps": 4}
     # The first of the two is the base itself, one run of it.
-    units = list_work_units(read_spec(base)).train
+    units = list_work_units(read_grid_spec(base)).train
     assert [unit.resolved.model["d_model"] for unit in units] == [8, 16]
-    (same,) = (unit.key for unit in list_work_units(read_spec(base.with_name("first.toml"))).train[:1])
+    (same,) = (unit.key for unit in list_work_units(read_grid_spec(base.with_name("first.toml"))).train[:1])
     assert units[0].key == same
 
 
@@ -197,7 +200,7 @@ def test_a_base_that_is_none_is_refused_in_one_line(base, text, said):
     base.with_name("two.toml").write_text(two * 2, encoding="utf-8")
     base.write_text(f"[[train]]\n{text}\n", encoding="utf-8")
     with pytest.raises(UserError) as raised:
-        read_spec(base)
+        read_grid_spec(base)
     assert said in str(raised.value)
     assert str(raised.value).startswith(str(base.parent))
     assert "\n" not in str(raised.value)

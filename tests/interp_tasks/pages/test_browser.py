@@ -7,7 +7,7 @@ import pytest
 
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, bars, curve, heat, points, spectrum
-from interp_tasks.pages import Figure, Page, Table, Text, stepped
+from interp_tasks.pages import Figure, Page, Table, Text, step_slider
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright drives the browser: pip install playwright"
@@ -42,7 +42,7 @@ def written(tmp_path_factory):
         Figure(draw(panels, "Title", scattermode="group")),
         Figure(draw(maps, columns=3, share_y=True)),
         Figure(draw([spectrum(range(1, 57), [1.0] * 56, [3])])),
-        Figure(stepped(steps)),
+        Figure(step_slider(steps)),
         Table(table, "Table"),
     ]
     return Page("A page", sections).write(tmp_path_factory.mktemp("page") / "page.html")

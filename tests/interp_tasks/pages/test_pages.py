@@ -16,10 +16,10 @@ from interp_tasks.pages import (
     Page,
     Table,
     Text,
+    format_p_value,
+    format_percent,
     number,
-    p_value,
-    percent,
-    stepped,
+    step_slider,
     with_interval,
 )
 
@@ -99,7 +99,7 @@ def test_a_download_has_every_column_and_digit(frame):
 
 def test_a_slider_has_the_numbers_and_titles_of_every_step():
     figures = {f"step {step}": draw([heat([[step, 0.123456]], f"error {step}")], "Title") for step in (0, 5)}
-    figure = stepped(figures)
+    figure = step_slider(figures)
     (slider,) = figure.layout.sliders
     assert [step.label for step in slider.steps] == ["step 0", "step 5"]
     assert [step.args[0]["z"] for step in slider.steps] == [[[[0.0, 0.1235]]], [[[5.0, 0.1235]]]]
@@ -107,7 +107,7 @@ def test_a_slider_has_the_numbers_and_titles_of_every_step():
         {"annotations[0].text": f"error {step}"} for step in (0, 5)
     ]
     assert (slider.active, figure.data[0].z[0][0]) == (1, 5)
-    assert stepped({"one": figures["step 0"]}).layout.sliders == ()
+    assert step_slider({"one": figures["step 0"]}).layout.sliders == ()
 
 
 def test_addresses_are_links_and_hostile_words_are_none():
@@ -131,11 +131,11 @@ def test_numbers_as_people_read_them():
     assert [number(value, 3, sign=True) for value in (0.2, -0.0625, 348.2, 3.0, 0.0, math.nan)] == [
         *("+0.200", "-0.0625", "+348", "+3", "0", "–")
     ]
-    assert [percent(value) for value in (0.0, 0.0001, 0.1914, 0.9999, 1.0, None)] == [
+    assert [format_percent(value) for value in (0.0, 0.0001, 0.1914, 0.9999, 1.0, None)] == [
         *("0%", "0.0%", "19.1%", "100%", "100%", "–")
     ]
     assert number(None) == number(float("nan")) == "–"
     assert with_interval("1", 0.5, 1.5) == "1 [0.500, 1.50]"
     assert with_interval("1", float("nan"), 2.0) == "1"
-    assert p_value(0.00001) == "<0.001"
-    assert p_value(0.25) == "0.250"
+    assert format_p_value(0.00001) == "<0.001"
+    assert format_p_value(0.25) == "0.250"

@@ -7,10 +7,10 @@ import pytest
 from docs.scripts.pack import shipped_runs
 from interp_tasks import experiments
 from interp_tasks.errors import UserError
+from interp_tasks.grid_spec import recipe_names
 from interp_tasks.published import papers, read_paper
-from interp_tasks.published.paper import as_typed, parse_paper
-from interp_tasks.recipes import recipe_names
-from interp_tasks.settings import parse_seeds
+from interp_tasks.published.paper import format_setting, parse_paper
+from interp_tasks.setting_parsing import parse_seeds
 from interp_tasks.training.config import resolve_config
 
 #: Experiments of the two papers on matrix completion, as our fact sheet counts them.
@@ -49,7 +49,7 @@ def test_every_paper_reads_and_names_what_there_is(name):
         # Runs of one name lie in one folder, whatever scale or role they are for.
         what = (run.task, run.train_preset, run.settings, run.seeds)
         assert described.setdefault(run.name, what) == what, run.name
-        settings = {key: as_typed(value) for key, value in run.settings.items()}
+        settings = {key: format_setting(value) for key, value in run.settings.items()}
         resolve_config(run.task, run.train_preset, settings)
     for claim in found.claim:
         assert claim.says.endswith("."), claim.id
@@ -84,7 +84,7 @@ def test_runs_that_a_recipe_ships_are_those_that_it_trains(name):
         assert recipes == {run.recipe}, run.name
         for each in names if run.recipe else ():
             unit = SHIPPED[each][1].resolved
-            settings = {key: as_typed(value) for key, value in run.settings.items()}
+            settings = {key: format_setting(value) for key, value in run.settings.items()}
             if seeds is not None:
                 settings["train.seed"] = each.rpartition("-")[2]
             found = resolve_config(run.task, run.train_preset, settings)

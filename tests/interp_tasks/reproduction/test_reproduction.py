@@ -15,9 +15,9 @@ from interp_tasks import experiments, train
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.published import Claim, Paper
-from interp_tasks.published.paper import as_typed
+from interp_tasks.published.paper import format_setting
 from interp_tasks.reproduction import check_records, measure, reproduce, train_missing
-from interp_tasks.reproduction.records import read_file, stored_runs, write_records
+from interp_tasks.reproduction.runs_and_records import read_records_of, stored_runs, write_records
 
 SETTINGS = {
     "train.steps": 4,
@@ -61,7 +61,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     paper = paper_of(content())
     (first, _) = paper.run
-    settings = {key: as_typed(value) for key, value in first.settings.items()}
+    settings = {key: format_setting(value) for key, value in first.settings.items()}
     from interp_tasks.training.config import resolve_config
 
     resolved = resolve_config(first.task, "cpu", settings)
@@ -233,7 +233,7 @@ def test_a_record_is_measured_once_and_checked_on_request(runs, tmp_path):
     assert records.read_text() == written
     assert check_records(paper, file=records, runs=folder) == []
     before = reproduce(paper, records=records, rows=[1]).frame
-    stored = read_file(records)
+    stored = read_records_of(records)
     key = ("s", "a", "")
     value = stored[key].columns.index("value")
     rows = [

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from interp_tasks.published import Claim
-from interp_tasks.reproduction.claim_verdicts import Unmeasured, claim_numbers, filter_rows, judge
-from interp_tasks.reproduction.records import KEPT, MeasuredRun, Record, condition_in, table_of
+from interp_tasks.reproduction.claim_verdicts import UnmeasuredError, claim_numbers, filter_rows, judge
 from interp_tasks.reproduction.reproduction import frame_of
+from interp_tasks.reproduction.runs_and_records import KEPT, MeasuredRun, StudyRecord, condition_in, table_of
 
 WHERE = {"ref": "4", "metric": "mse"}
 
@@ -202,7 +202,7 @@ def test_runs_are_divided_by_those_of_the_same_seed():
     fewer = [*mine, other[0], other[2]]
     assert values(ratio, fewer) == [pytest.approx(13 / 3 / 2)]
     assert verdict(ratio, fewer, "n_runs") == ("undecided", 1)
-    with pytest.raises(Unmeasured, match="2 rows have"):
+    with pytest.raises(UnmeasuredError, match="2 rows have"):
         claim_numbers(claim(where={**WHERE, "run": "x/seed-*"}, per={**WHERE, "run": "[yz]/seed-0"}),
                       [*mine, other[2], row(1.0, "z/seed-0")])  # fmt: skip
 
@@ -211,7 +211,7 @@ def test_a_table_has_what_several_records_say_of_one_other_model_once():
     """Runs are known by their records, others by their names."""
     columns, other = ("run", "value"), ("y/seed-2", 3.0)
     records = [
-        Record("s", name, "", (MeasuredRun(name, seed, 4, "config"),), "", {}, "", columns, ((name, 1.0), other))
+        StudyRecord("s", name, "", (MeasuredRun(name, seed, 4, "config"),), "", {}, "", columns, ((name, 1.0), other))
         for seed, name in enumerate(("x", "z"))
     ]  # fmt: skip
     found = [(each["run"], each["condition"], each["trained_seed"]) for each in table_of(records)]
@@ -223,7 +223,7 @@ def test_what_is_said_of_several_conditions_is_measured_again_with_each_seed():
     both = [*seeds(4.0, 1.0, 6.0, 99.0), *seeds(3.0, 5.0, 2.0, run="y")]
     assert values(claim(reduce="max"), both) == [4.0, 5.0, 6.0]
     for changes, rows, said in (({}, both, "of 2 conditions"), ({"reduce": "max"}, both[2:5], "no seed")):
-        with pytest.raises(Unmeasured, match=said):
+        with pytest.raises(UnmeasuredError, match=said):
             claim_numbers(claim(**changes), rows)
 
 

@@ -305,7 +305,7 @@ def test_several_trials_at_a_time(fake, tmp_path, monkeypatch):
     """Threads stand for the processes; two runs begin before either ends."""
     both = threading.Barrier(2, timeout=60)
     fake.before = lambda out: both.wait() and None
-    monkeypatch.setattr(study_module, "pool_of", ThreadPoolExecutor)
+    monkeypatch.setattr(study_module, "executor_for_jobs", ThreadPoolExecutor)
     found = search(plan(), out=tmp_path, trials=6, jobs=2)
     assert states(found) == ["complete"] * 6
     assert sorted(fake.runs) == [f"trial-{number:04d}" for number in range(6)]

@@ -66,7 +66,9 @@ def loops(case, device="cpu"):
     )
     keep, recorded = recording()
     captured.updater = Updater(captured.model, config, captured=True)
-    captured.captured = CapturedUpdate(captured.compute_from, captured.updater.parameters, device, keep)
+    captured.captured = CapturedUpdate(
+        captured.update_from_tensors, captured.updater.parameters, device, keep
+    )
     return eager, captured, recorded
 
 
@@ -186,7 +188,7 @@ def test_tf32_is_refused_where_products_are_not_rounded(tmp_path):
 def test_cuda_graphs_make_the_same_updates(case):
     eager, captured, _ = loops(case, "cuda")
     eager.captured, eager.updater = None, Updater(eager.model, eager.config)
-    captured.captured = CapturedUpdate(captured.compute_from, captured.updater.parameters, "cuda")
+    captured.captured = CapturedUpdate(captured.update_from_tensors, captured.updater.parameters, "cuda")
     for step in range(14):
         for loop in (eager, captured):
             loop.update(step)

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 import tasks
 from interp_tasks import UserError, load_checkpoint, save_checkpoint, train
 from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
-from interp_tasks.training.attention_teacher import in_parts
 from interp_tasks.training.config import PARTS, WHOLE_PARTS
+from interp_tasks.training.source_checkpoints import in_parts
 
 TINY = {"d_model": 8, "n_heads": 2, "n_layers": 2}
 CONFIG = {

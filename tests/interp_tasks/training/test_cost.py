@@ -7,10 +7,10 @@ import pytest
 import tasks
 from interp_tasks import train
 from interp_tasks.cli import main
-from interp_tasks.training.attention_teacher import freeze_others
 from interp_tasks.training.config import train_config
 from interp_tasks.training.cost import cost
 from interp_tasks.training.parameter_update import Updater
+from interp_tasks.training.source_checkpoints import freeze_others
 
 
 @pytest.fixture(scope="module")

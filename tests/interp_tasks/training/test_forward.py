@@ -7,7 +7,7 @@ import torch
 from transformer_lens import HookedTransformerConfig
 
 from interp_tasks.training.forward import Dropout, FusedForward, HookedForward, fastest_forward, why_not_fused
-from tasks.hooked import PostNormConfig, construct
+from tasks.model_construction import PostNormConfig, construct
 
 N_POS = 5
 

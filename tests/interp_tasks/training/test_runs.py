@@ -133,10 +133,10 @@ def test_a_schedule_that_changes_a_step_taken_is_refused(addition, tmp_path):
 
 def test_the_clock_counts_updates_alone_and_goes_on(addition, tmp_path, monkeypatch):
     """An update takes a second, an evaluation a hundred, a pause a million."""
-    from interp_tasks.training import loop, records
+    from interp_tasks.training import instrumentation, loop
 
     now = [0.0]
-    monkeypatch.setattr(records.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(instrumentation.time, "perf_counter", lambda: now[0])
     for name, seconds in (("update", 1.0), ("_evaluate", 100.0)):
         plain = getattr(loop.TrainingLoop, name)
 

@@ -7,7 +7,7 @@ import tasks
 from circuits import cache, intervene, patch
 from interp_tasks import UserError, load_checkpoint, save_checkpoint, train
 from interp_tasks.checkpoints import read_run
-from interp_tasks.training.attention_teacher import TaughtForward
+from interp_tasks.training.source_checkpoints import TeacherAttentionForward
 
 SETTINGS = {"d_model": 8, "n_heads": 2, "n_layers": 3}
 CONFIG = {"steps": 3, "batch_size": 8, "eval_samples": 8, "learning_rate": 0.01, "threads": 1}
@@ -46,7 +46,7 @@ def test_output_and_gradients_are_those_of_patched_patterns(make, layers):
     gradients = {name: p.grad.clone() for name, p in student.named_parameters() if p.grad is not None}
     student.zero_grad(set_to_none=True)
 
-    got = TaughtForward(student, task.read_positions, teacher, layers)(tokens)
+    got = TeacherAttentionForward(student, task.read_positions, teacher, layers)(tokens)
     (got**2).sum().backward()
 
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import tasks
 from tasks import TaskError, pool
 from tasks.matrix_completion import AutoregressiveCompletion
-from tasks.matrix_completion.autoregressive import greedy
+from tasks.matrix_completion.autoregressive import greedy_decode
 
 SMALL = {"n_layers": 2, "n_heads": 2, "d_model": 16, "init_std": 0.3}
 
@@ -81,7 +81,7 @@ def test_greedy_decoding_reads_its_own_answers(task):
     model = task.build_model(0, task.Model(**SMALL))
     batch = task.sample(16)
     model.train()
-    found = greedy(model, batch.tokens[:, :7], 6)
+    found = greedy_decode(model, batch.tokens[:, :7], 6)
     assert model.training
     prefix = batch.tokens[:, :7]
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_size_and_sign_of_hidden_entries_are_told_apart(task, monkeypatch):
     values, hidden = task._matrices(batch), batch.extras["hidden"]
     answers = task.encode(-values)
     answers[:, 1] = task.encode((values[:, 1].abs() < 0.5).float())  # 0 or 1: another size than the true one
-    monkeypatch.setattr(autoregressive, "greedy", lambda model, prompts, n: answers)
+    monkeypatch.setattr(autoregressive, "greedy_decode", lambda model, prompts, n: answers)
     found = task.decoded(None, batch)
     wrong = torch.zeros_like(hidden)
     wrong[:, 1] = values[:, 1].abs() != (values[:, 1].abs() < 0.5).float()

@@ -6,7 +6,7 @@ import torch
 from tasks import TaskError
 from tasks.matrix_completion import MatrixCompletion, hide_rows
 from tasks.matrix_completion.attention_templates import longest_column, named_masks, parse_mask
-from tasks.matrix_completion.matrices import MASK_ID
+from tasks.matrix_completion.matrix_task_base import MASK_ID
 
 
 def test_the_published_mask_and_smaller_ones():

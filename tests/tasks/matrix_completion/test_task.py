@@ -11,7 +11,7 @@ from torch import Tensor
 import tasks
 from tasks import TaskError, pool
 from tasks.matrix_completion import MatrixCompletion, MatrixModelSettings
-from tasks.matrix_completion.matrices import MASK_ID
+from tasks.matrix_completion.matrix_task_base import MASK_ID
 
 MeanCheck = Callable[[Tensor, float], None]
 SMALL = MatrixModelSettings(n_layers=1, n_heads=2, d_model=16, init_std=0.2)
@@ -116,7 +116,7 @@ def test_halves_round_to_even(grid_max, grid_step):
     eighths = [i / 8 for i in range(-int(grid_max * 8), int(grid_max * 8) + 1)]
     step = Decimal(str(grid_step))
     expected = [int((Decimal(v) / step).to_integral_value(ROUND_HALF_EVEN)) for v in eighths]
-    found = task.encode(torch.tensor(eighths)) - task.grid_half - 1
+    found = task.encode(torch.tensor(eighths)) - task.n_positive_values - 1
     assert found.tolist() == expected
 
 

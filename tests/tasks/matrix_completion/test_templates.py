@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tasks.matrix_completion import MatrixCompletion
 from tasks.matrix_completion.attention_templates import longest_column
-from tasks.matrix_completion.matrices import MASK_ID
+from tasks.matrix_completion.matrix_task_base import MASK_ID
 
 PICTURES = {
     # One run of three, though another column has as many entries.

@@ -9,7 +9,7 @@ import tasks
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, embeddings
 from interp_tasks.measurement.embeddings import correlation
-from interp_tasks.papers.matrix_completion.arrangement import (
+from interp_tasks.papers.matrix_completion.embedding_geometry import (
     ALIGNMENT,
     distances,
     separability,
@@ -120,11 +120,11 @@ def test_an_arrangement_made_by_hand_is_found(made, task):
 
 def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):
     """Against the same in four lines of numpy."""
-    from interp_tasks.measurement.embeddings import Tables
-    from interp_tasks.papers.matrix_completion.arrangement import alignment
+    from interp_tasks.measurement.embeddings import Embeddings
+    from interp_tasks.papers.matrix_completion.embedding_geometry import alignment
 
     ids = task.token_values()
-    own, end = Tables.of(arranged(task, 2.0)), Tables.of(arranged(task))
+    own, end = Embeddings.of(arranged(task, 2.0)), Embeddings.of(arranged(task))
     own.tokens[:, 2] += 3.0
     # Components of its own that are not the last checkpoint's.
     own.tokens[:, 3] += 4.0 * np.cos(np.arange(len(own.tokens)))

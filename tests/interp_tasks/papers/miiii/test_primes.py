@@ -12,7 +12,7 @@ from circuits import cache
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.papers.grid import GridInputs
+from interp_tasks.papers.grid_inputs import GridInputs
 from interp_tasks.papers.miiii.primes import damage
 from tests.interp_tasks.rows import row_of
 

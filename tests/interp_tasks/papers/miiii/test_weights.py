@@ -8,16 +8,16 @@ import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, weights
-from interp_tasks.measurement.subjects import Examples, subjects
+from interp_tasks.measurement.loaded_checkpoints import Examples, subjects
 from interp_tasks.measurement.untrained import untrained
 from interp_tasks.papers.miiii.weights import (
     MODELS,
     PUBLISHED_DIMENSIONS,
-    needed,
-    norms_of_orders,
-    periodic,
-    periodic_above,
+    are_periodic,
+    periodic_threshold,
+    shuffled_frequency_norms,
     significant,
+    vectors_for_share,
 )
 from tests.interp_tasks.rows import row_of
 
@@ -33,15 +33,15 @@ def test_what_is_periodic_has_a_large_share_of_the_fft(rows):
     power[0] = 0
     each = np.array([power[list({k, rows - k})].sum(0) for k in range(1, rows // 2 + 1)])
     shares = each / power.sum(0)
-    found = periodic(functions).tolist()
-    assert found == (shares.max(0) > periodic_above(rows)).tolist()
+    found = are_periodic(functions).tolist()
+    assert found == (shares.max(0) > periodic_threshold(rows)).tolist()
     assert found[0]
 
 
 def test_norms_beside_relabelled_digits_are_those_of_the_fft():
     table = RNG.normal(size=(P, D))
     table += 2 * np.cos(2 * np.pi * 3 * np.arange(P) / P)[:, None] * RNG.normal(size=D)
-    norms, *others = norms_of_orders(table, 99, 0)
+    norms, *others = shuffled_frequency_norms(table, 99, 0)
     whole = np.abs(np.fft.fft(table, axis=0)) ** 2
     expected = np.sqrt([2 * whole[k].sum() / P for k in range(1, P // 2 + 1)])
     assert norms == pytest.approx(expected)
@@ -108,7 +108,9 @@ def test_untrained_models_stand_beside(made, result):
     """Mean and range of the same number of each of them."""
     (subject,) = subjects(made, Examples())
     models = [untrained(subject, draw) for draw in range(MODELS)]
-    found = [needed(np.linalg.svd(model.W_E.detach().double().numpy()[:P])[1], 0.9) for model in models]
+    found = [
+        vectors_for_share(np.linalg.svd(model.W_E.detach().double().numpy()[:P])[1], 0.9) for model in models
+    ]
     assert len({model.W_E[0, 0].item() for model in models}) == MODELS
     metric = "vectors for 90% of S"
     row = row_of(result.frame, intervention="singular values", metric=metric)

@@ -12,9 +12,9 @@ from circuits import run as run_model
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.papers.grid import GridInputs
+from interp_tasks.papers.grid_inputs import GridInputs
 from interp_tasks.papers.nanda import phases
-from interp_tasks.papers.nanda.losses import GridModel, loss_rows, split_rows
+from interp_tasks.papers.nanda.progress_measures import GridModel, loss_rows, split_rows
 from tests.interp_tasks.rows import row_of
 
 P = 7

@@ -17,13 +17,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
-from interp_tasks.checkpoints.refs import ZOO_FOLDER, check_selector, closest
+from interp_tasks.checkpoints.refs import ZOO_FOLDER, check_selector, suggest
 from interp_tasks.disk import WHOLE_END, read_toml
 from interp_tasks.errors import UserError
-from interp_tasks.settings import parse_seeds
-from interp_tasks.training.config import SECTIONS, list_keys
+from interp_tasks.setting_parsing import parse_seeds
+from interp_tasks.training.config import SECTIONS, list_valued_keys
 from tasks.errors import TaskError
-from tasks.settings import one_line
+from tasks.settings import error_line
 
 #: What a file should hold.
 FORM = "a grid, see docs/grids.md"
@@ -45,7 +45,7 @@ def seed_numbers(given: Any) -> tuple[int, ...]:
     return tuple(given)
 
 
-def several(given: Any) -> Any:
+def as_list(given: Any) -> Any:
     """Returns a list of one where one is written without brackets."""
     return [given] if isinstance(given, (str, int, Mapping)) else given
 
@@ -77,10 +77,10 @@ def checked_settings(given: Any) -> Any:
 
 Seeds = Annotated[tuple[int, ...], BeforeValidator(seed_numbers)]
 #: Marks or steps.
-Steps = Annotated[tuple[StrictStr | StrictInt, ...], BeforeValidator(several)]
+Steps = Annotated[tuple[StrictStr | StrictInt, ...], BeforeValidator(as_list)]
 
 
-def check_steps(at: Steps, what: str) -> None:
+def check_marks(at: Steps, what: str) -> None:
     """Refuses a mark that there is not."""
     for selector in (each for mark in at for each in str(mark).split(",")):
         check_selector(selector.strip(), f"{what}, at")
@@ -105,7 +105,7 @@ class Shipment(Section):
     exact: bool = False
 
 
-class Training(Section):
+class TrainBlock(Section):
     """Runs to train: every combination of the values given, each with every seed.
 
     Attributes:
@@ -120,11 +120,11 @@ class Training(Section):
     preset: str = "cpu"
     settings: Annotated[dict[str, Any], BeforeValidator(flattened)] = Field(default_factory=dict, alias="set")
     seeds: Seeds = (0,)
-    ship: Annotated[tuple[Shipment, ...], BeforeValidator(several)] = ()
+    ship: Annotated[tuple[Shipment, ...], BeforeValidator(as_list)] = ()
 
     def values(self) -> dict[str, list[Any]]:
         """Returns the values that each setting runs through; axes are those that have several."""
-        lists = list_keys(self.task)
+        lists = list_valued_keys(self.task)
 
         def one(key: str, value: Any) -> bool:
             is_list = isinstance(value, list)
@@ -168,21 +168,21 @@ class Spec(Section):
         threads: CPU threads of a unit; results depend on it.
     """
 
-    train: Annotated[tuple[Training, ...], BeforeValidator(several)] = ()
-    runs: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
-    experiment: Annotated[tuple[ExperimentSpec, ...], BeforeValidator(several)] = ()
+    train: Annotated[tuple[TrainBlock, ...], BeforeValidator(as_list)] = ()
+    runs: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()
+    experiment: Annotated[tuple[ExperimentSpec, ...], BeforeValidator(as_list)] = ()
     threads: int = Field(1, ge=1, le=1024, strict=True)
 
 
 #: What may stand below a key of a grid.
 KEYS = {
-    "train": [field.alias or name for name, field in Training.model_fields.items()],
+    "train": [field.alias or name for name, field in TrainBlock.model_fields.items()],
     "experiment": list(ExperimentSpec.model_fields),
 }
 
 
 @contextlib.contextmanager
-def naming_file(name: str) -> Iterator[None]:
+def name_file_in_errors(name: str) -> Iterator[None]:
     """Names a grid's file, once, in an error about what it holds."""
     try:
         yield
@@ -191,12 +191,12 @@ def naming_file(name: str) -> Iterator[None]:
         raise UserError(message if message.startswith(name) else f"{name}: {message}") from None
 
 
-def read_spec(path: str | Path) -> Spec:
+def read_grid_spec(path: str | Path) -> Spec:
     """Returns a grid from a TOML file."""
     values = dict(read_toml(Path(path), FORM))
     if "train" in values:
-        values["train"] = [with_base(block, Path(path)) for block in several(values["train"])]
-    return spec_of(values, str(path))
+        values["train"] = [with_base(block, Path(path)) for block in as_list(values["train"])]
+    return parse_grid_spec(values, str(path))
 
 
 def with_base(block: Any, path: Path) -> Any:
@@ -210,22 +210,22 @@ def with_base(block: Any, path: Path) -> Any:
     if fixed := [key for key in ("task", "preset") if key in own]:
         raise UserError(f"{path}: {fixed[0]} is that of its base, {name}: leave it out")
     file = path.parent / f"{name}.toml"
-    bases = spec_of(read_toml(file, FORM), str(file)).train
+    bases = parse_grid_spec(read_toml(file, FORM), str(file)).train
     if len(bases) != 1:
         raise UserError(f"{path}: base = {name!r}: a base has one [[train]], that one has {len(bases)}")
-    with naming_file(str(path)):
+    with name_file_in_errors(str(path)):
         settings = flattened(own.get("set", {}))
     if isinstance(settings, Mapping):
         settings = {**bases[0].settings, **settings}
     return {**own, "task": bases[0].task, "preset": bases[0].preset, "set": settings}
 
 
-def spec_of(values: Mapping[str, Any], name: str = "grid") -> Spec:
+def parse_grid_spec(values: Mapping[str, Any], name: str = "grid") -> Spec:
     """Returns a grid from a dict of the same shape."""
     try:
         spec = Spec(**values)
     except ValidationError as error:
-        raise UserError(f"{name}: {one_line(error, 'grid', Spec.model_fields, KEYS)}") from None
+        raise UserError(f"{name}: {error_line(error, 'grid', Spec.model_fields, KEYS)}") from None
     except TypeError as error:
         raise UserError(f"{name}: {error}") from None
     if not spec.train and not spec.runs:
@@ -249,7 +249,7 @@ def recipe_file(given: str | Path) -> Path:
         return path
     if str(given) in recipe_names():
         return ZOO_FOLDER / RECIPES / f"{given}.toml"
-    raise UserError(f"{given}: no such file and no recipe of that name{closest(str(given), recipe_names())}")
+    raise UserError(f"{given}: no such file and no recipe of that name{suggest(str(given), recipe_names())}")
 
 
 @dataclass(frozen=True)
@@ -264,39 +264,39 @@ class ShippedRun:
     """
 
     name: str
-    block: Training
+    block: TrainBlock
     index: int
     seed: int
     settings: Mapping[str, Any]
     shipment: Shipment
 
 
-def recipe_runs(recipe: str | Path) -> list[ShippedRun]:
+def runs_shipped_by_recipe(recipe: str | Path) -> list[ShippedRun]:
     """Lists the runs that a recipe ships, in the order of its file."""
     file = recipe_file(recipe)
-    with naming_file(str(file)):
-        return shipped_by(read_spec(file))
+    with name_file_in_errors(str(file)):
+        return shipped_runs(read_grid_spec(file))
 
 
-def shipped_by(spec: Spec) -> list[ShippedRun]:
+def shipped_runs(spec: Spec) -> list[ShippedRun]:
     """Lists the runs that a grid ships."""
     runs: dict[str, ShippedRun] = {}
     for block in spec.train:
         trained = list(enumerate(product(block.combinations(), block.seeds))) if block.ship else []
         for shipment in block.ship:
-            check_steps(shipment.at, f"ship {shipment.name}")
+            check_marks(shipment.at, f"ship {shipment.name}")
             if unknown := set(shipment.seeds or ()) - set(block.seeds):
                 raise UserError(f"ship {shipment.name}: seed {min(unknown)} is not trained")
             for index, (values, seed) in trained:
                 if shipment.seeds is None or seed in shipment.seeds:
-                    name = name_of(shipment, {"seed": seed, **values})
+                    name = zoo_name(shipment, {"seed": seed, **values})
                     if name in runs:
                         raise UserError(f"two runs ship as {name}: write {{seed}} or a setting into the name")
                     runs[name] = ShippedRun(name, block, index, seed, values, shipment)
     return list(runs.values())
 
 
-def name_of(shipment: Shipment, known: Mapping[str, Any]) -> str:
+def zoo_name(shipment: Shipment, known: Mapping[str, Any]) -> str:
     """Returns the name of a run in the zoo, its seed and settings filled in."""
 
     def value(match: re.Match[str]) -> str:

@@ -21,7 +21,7 @@ from tasks.seeds import derive_seed, generator
 MASK_ID = 0
 
 
-def pairs_by_mask(
+def sum_count_by_mask(
     values: Tensor, hidden: Bool[Tensor, "batch entry"]
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Returns the (sum, count) pairs of a number of each entry, over the hidden and over the observed entries.
@@ -35,7 +35,7 @@ def pairs_by_mask(
     )
 
 
-class Matrices(Task):
+class MatrixTask(Task):
     """The base of tasks about matrices: their distribution, the mask, and the tokens of their values.
 
     Attributes:
@@ -65,14 +65,14 @@ class Matrices(Task):
     off_grid: Literal["clamp", "refuse"] = "clamp"
 
     @model_validator(mode="after")
-    def _consistent(self) -> Matrices:
+    def _consistent(self) -> MatrixTask:
         """Refuses a rank, a grid of values or a mask that the matrix cannot have."""
         if self.rank > min(self.n, self.columns):
             raise ValueError(f"rank {self.rank} exceeds the sides of a {self.n}×{self.columns} matrix")
         if self.grid_step > self.grid_max:
             raise ValueError(f"grid_step {self.grid_step} is larger than grid_max {self.grid_max}")
-        if abs(self.grid_max / self.grid_step - self.grid_half) > 1e-6:
-            nearest = self.grid_half * self.grid_step
+        if abs(self.grid_max / self.grid_step - self.n_positive_values) > 1e-6:
+            nearest = self.n_positive_values * self.grid_step
             raise ValueError(
                 f"grid_max {self.grid_max:g} is not a multiple of grid_step {self.grid_step:g}; "
                 f"{nearest:g} is the nearest"
@@ -88,7 +88,7 @@ class Matrices(Task):
         return self.n if self.m is None else self.m
 
     @property
-    def grid_half(self) -> int:
+    def n_positive_values(self) -> int:
         """Number of grid values above zero."""
         return round(self.grid_max / self.grid_step)
 
@@ -148,7 +148,7 @@ class Matrices(Task):
         """
         if values.isnan().any():
             raise TaskError("matrix values must be numbers, got NaN")
-        half = self.grid_half
+        half = self.n_positive_values
         index = (values.double() / self.grid_step).round().clamp(-half - 1, half + 1).long()
         if self.off_grid == "refuse" and (index.abs() > half).any():
             worst = values.flatten()[values.abs().argmax()].item()
@@ -160,7 +160,7 @@ class Matrices(Task):
 
     def decode(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Returns the values of token ids (float32); MASK has none and gives NaN."""
-        values = ((ids - self.grid_half - 1).double() * self.grid_step).float()
+        values = ((ids - self.n_positive_values - 1).double() * self.grid_step).float()
         return values.masked_fill(ids == MASK_ID, float("nan"))
 
     def token_values(self) -> dict[int, float]:
@@ -172,7 +172,7 @@ class Matrices(Task):
         largest = self.grid_max
         if self.distribution == "uniform":
             largest = self.rank * self.scale**2 if self.law == "factors" else self.scale
-        half = self.grid_half
+        half = self.n_positive_values
         most = min(half, round(largest / self.grid_step))
         ids = torch.arange(half + 1 - most, half + most + 2)
         return dict(zip(ids.tolist(), self.decode(ids).tolist(), strict=True))

@@ -36,9 +36,11 @@ def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Pro
     surface = HookedModel(model)
     if side is not None:
         parse_choice(side, ("left", "right"), "prompts", "side")
-    found = tokenise_for_model(parse_given(given, "prompts", "given", side), surface, "prompts", side)
+    found = tokenise_for_model(
+        parse_tokens_or_texts(given, "prompts", "given", side), surface, "prompts", side
+    )
     mask = mask_of_tokenizer(surface, found.tokens, side) if found.mask is None else found.mask
-    words = found.words or _words(surface, found.tokens, mask)
+    words = found.words or _token_strings(surface, found.tokens, mask)
     made = Prompts(found.tokens, mask, words, found.texts, found.extra)
     surface.check_prompts(made, "prompts: tokens")
     return made
@@ -46,10 +48,10 @@ def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Pro
 
 def parse_prompts(surface: HookedModel, given: Any, caller: str, name: str = "tokens") -> Prompts:
     """Reads the inputs of a run: whatever `prompts` takes, and tensors as they are, without looking for padding."""
-    return tokenise_for_model(parse_given(given, caller, name), surface, caller)
+    return tokenise_for_model(parse_tokens_or_texts(given, caller, name), surface, caller)
 
 
-def parse_given(given: Any, caller: str, name: str, side: str | None = None) -> Given:
+def parse_tokens_or_texts(given: Any, caller: str, name: str, side: str | None = None) -> Given:
     """Reads inputs without a model: texts are kept, and lists of unequal length padded."""
     what = f"{caller}: {name}"
     if isinstance(given, Prompts | Texts):
@@ -99,14 +101,14 @@ def tokenise_for_model(given: Given, surface: HookedModel, caller: str, side: st
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None or not (callable(tokenizer) or hasattr(model, "to_tokens")):
         raise CircuitsError(f"{caller}: the model has no tokenizer, which texts need; give token ids")
-    rows = [_tokens_of(model, text) for text in given.texts]
+    rows = [_tokenise_text(model, text) for text in given.texts]
     pad = getattr(tokenizer, "pad_token_id", None)
     side = side or getattr(tokenizer, "padding_side", None) or "right"
     found = _padded(rows, f"{caller}: texts", 0 if pad is None else int(pad), side)
-    return Prompts(found.tokens, found.mask, _words(surface, found.tokens, found.mask), given.texts)
+    return Prompts(found.tokens, found.mask, _token_strings(surface, found.tokens, found.mask), given.texts)
 
 
-def continuation(
+def continuation_ids(
     surface: HookedModel, prompts: Prompts, row: int, length: int, text: str
 ) -> list[int] | None:
     """Returns the ids of a text that follows the first `length` of a prompt's own tokens (0: it stands alone): of both
@@ -119,7 +121,7 @@ def continuation(
         start = prompts.texts[row]
     else:
         start = model.tokenizer.decode(before, clean_up_tokenization_spaces=False)
-    both = _without_bos(model.tokenizer, _tokens_of(model, start + text, special=False))
+    both = _without_bos(model.tokenizer, _tokenise_text(model, start + text, special=False))
     return both[len(before) :] if both[: len(before)] == before else None
 
 
@@ -128,7 +130,7 @@ def _without_bos(tokenizer: Any, ids: Any) -> list[int]:
     return ids[1:] if ids and ids[0] == getattr(tokenizer, "bos_token_id", None) else ids
 
 
-def _tokens_of(model: Any, text: str, special: bool = True) -> Any:
+def _tokenise_text(model: Any, text: str, special: bool = True) -> Any:
     """Returns the ids of a text, with the tokens that model or tokenizer put around it, unless it begins with them."""
     tokenizer = model.tokenizer
     first = [getattr(tokenizer, name, None) for name in ("bos_token", "cls_token")]
@@ -142,7 +144,7 @@ def _tokens_of(model: Any, text: str, special: bool = True) -> Any:
 
 def _padded(given: Sequence[Any], what: str, pad: int, side: str) -> Prompts:
     """Returns rows of unequal length in one batch, with their mask."""
-    rows = [_row(row, index, what) for index, row in enumerate(given)]
+    rows = [_parse_token_row(row, index, what) for index, row in enumerate(given)]
     if not rows:
         raise CircuitsError(f"{what}: no prompts given")
     longest = max(map(len, rows))
@@ -154,7 +156,7 @@ def _padded(given: Sequence[Any], what: str, pad: int, side: str) -> Prompts:
     return Prompts(tokens, mask)
 
 
-def _row(given: Any, index: int, what: str) -> Tensor:
+def _parse_token_row(given: Any, index: int, what: str) -> Tensor:
     dense = dense_if_array(given, what)
     row = torch.zeros(0, 0)
     with suppress(TypeError, ValueError, RuntimeError):
@@ -168,7 +170,7 @@ def _row(given: Any, index: int, what: str) -> Tensor:
     return row.detach().cpu().long()
 
 
-def _words(surface: HookedModel, tokens: Tensor, mask: Tensor | None) -> Words | None:
+def _token_strings(surface: HookedModel, tokens: Tensor, mask: Tensor | None) -> Words | None:
     decode = getattr(getattr(surface.model, "tokenizer", None), "decode", None)
     if decode is None or tokens.is_floating_point() or tokens.ndim != 2:
         return None

@@ -67,7 +67,7 @@ class GridInputs:
         return cls(task, axes, Grid(found.axes), tokens[list(found.rows or ())])
 
     @property
-    def operands(self) -> list[int]:
+    def operand_positions(self) -> list[int]:
         """Returns the position of each coordinate in the tokens."""
         return [int(axis.position or 0) for axis in self.axes]
 

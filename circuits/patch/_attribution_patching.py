@@ -13,15 +13,15 @@ from circuits.interventions.edits import Edit, Place, check_units, parse_place
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import AnyHead, Head, HeadSpec, format_head_label, make_head_at_index
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import own_positions
+from circuits.model.prompts import positions_from_mask
 from circuits.model.sites import UNITS, Site
 from circuits.model.types import BatchLike, MetricLike, SiteLike, SitesLike, TokensLike
 from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, parse_steps
-from circuits.patch._screen_result import ScreenResult, parse_options, tabulate_screening
+from circuits.patch._screen_result import ScreenResult, measure_and_tabulate, parse_options
 from circuits.sweeps.metrics import Measurements, PerExample, Row
-from circuits.sweeps.table import SweepResult, parse_resampling, tabulate
+from circuits.sweeps.sweep_result import SweepResult, parse_resampling, tabulate
 from circuits.tensors import Snapshot
-from circuits.validate import answers_former_names, parse_choice
+from circuits.validate import check_renamed_args, parse_choice
 
 CALLER = "patch.screen"
 #: The default sites: those that write to the residual stream and can differ between source and base.
@@ -37,7 +37,7 @@ class _Rows(NamedTuple):
     axes: tuple[str, ...]
 
 
-class _Part(NamedTuple):
+class _PatchTarget(NamedTuple):
     """What has a row: a site in one layer, or an entry on some of its axes."""
 
     site: Site
@@ -48,7 +48,7 @@ class _Part(NamedTuple):
         return make_head_at_index(kind, layer, self.at["head"], surface) if "head" in self.at else None
 
 
-@answers_former_names
+@check_renamed_args
 def screen(
     model: nn.Module,
     base: TokensLike,
@@ -89,13 +89,13 @@ def screen(
     minimum of a loss; or the mean of those at `steps` midpoints between the embeddings of base and source (Hanna et al.
     2024, arXiv:2403.17806). Refused inside a block of `intervene` that edits the model.
     """
-    pair = PatchExamples.read(CALLER, model, base, source, metric, batch, "resample").sized(batch_size)
+    pair = PatchExamples.parse(CALLER, model, base, source, metric, batch, "resample").with_size(batch_size)
     options = parse_options(CALLER, exact, seed, draws, flips, rank)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     rows = _parse_sites(
         sites, pair.surface, parse_choice(by, ("component", "position", *UNITS.values()), CALLER, "by")
     )
-    parts, found = _estimate_all_rows(pair.outside_blocks(), rows, between)
+    parts, found = _estimate_all_rows(pair.check_outside_blocks(), rows, between)
     settings: Row = {
         "method": method,
         "by": by,
@@ -103,8 +103,8 @@ def screen(
         "sites": [str(one.site) for one in rows],
     }
     settings |= {"steps": steps} if between else {}
-    descriptions = [_row(pair.surface, f"patch.activations ({DIRECTION})", one) for one in parts]
-    return tabulate_screening(
+    descriptions = [_describe_row(pair.surface, f"patch.activations ({DIRECTION})", one) for one in parts]
+    return measure_and_tabulate(
         *found, descriptions, lambda at: _make_row_patch(pair, parts[at]), options, settings | pair.words
     )
 
@@ -144,12 +144,15 @@ def attribution(
     """
     caller, direction = "patch.attribution", "source -> base"
     place = parse_place(site, None, caller)
-    pair = PatchExamples.read(caller, model, base, source, metric, batch, "resample").sized(batch_size)
+    pair = PatchExamples.parse(caller, model, base, source, metric, batch, "resample").with_size(batch_size)
     resampling, kind = parse_resampling(seed, draws, flips, caller), place.site.kind
     axis = "feature" if kind.unit == "feature" else "position" if kind.head_axis is None else "head"
-    rows = [_Rows(Site(place.site.name, layer), hook, (axis,)) for layer, hook in pair.surface.at(place.site)]
+    rows = [
+        _Rows(Site(place.site.name, layer), hook, (axis,))
+        for layer, hook in pair.surface.hooks_at(place.site)
+    ]
     parts, (sized, unedited, estimates) = _estimate_all_rows(pair, rows, None)
-    runs = [_row(pair.surface, f"{caller} ({direction})", one) for one in parts]
+    runs = [_describe_row(pair.surface, f"{caller} ({direction})", one) for one in parts]
     measured = Measurements(runs, "gradient")
     measured.add(-1, unedited)
     for number in range(len(runs)):
@@ -172,7 +175,7 @@ def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_Rows]:
     for site in sites:
         check_units(site, by, CALLER)
         axes = ["head"] * (site.kind.head_axis is not None) + ["position"] * (by == "position")
-        for layer, hook in surface.at(site):
+        for layer, hook in surface.hooks_at(site):
             rows[hook] = _Rows(Site(site.name, layer), hook, (by,) if by in UNITS.values() else tuple(axes))
     # A layer that is named twice ("z", "z.1") is kept once.
     return list(rows.values())
@@ -180,7 +183,7 @@ def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_Rows]:
 
 def _estimate_all_rows(
     pair: PatchExamples, rows: Sequence[_Rows], steps: int | None
-) -> tuple[list[_Part], tuple[PatchExamples, PerExample, dict[str, np.ndarray]]]:
+) -> tuple[list[_PatchTarget], tuple[PatchExamples, PerExample, dict[str, np.ndarray]]]:
     """Returns what has a row, the pair at the batch size that fits, its metrics at base, and the estimates.
 
     Args:
@@ -199,9 +202,9 @@ def _estimate_all_rows(
             found[metric] = torch.cat([x.reshape(-1, x.shape[-1]) for x in each.values()])
         return baseline, found
 
-    found = pair.estimated(estimate)
+    found = pair.estimate_in_batches(estimate)
     parts = [
-        _Part(one.site, dict(zip(one.axes, index, strict=True)))
+        _PatchTarget(one.site, dict(zip(one.axes, index, strict=True)))
         for one in rows
         for index in np.ndindex(sizes[one.hook])
     ]
@@ -227,7 +230,7 @@ def _estimate_effects(
     """
     inputs = [hook for hook in INPUTS if hook in piece.surface.hooks and steps is not None]
     recorded = dict.fromkeys((*hooks, *inputs))
-    source, base = piece.patched(recorded), piece.run(piece.base, recorded, graph=steps is None)
+    source, base = piece.patched_activations(recorded), piece.run(piece.base, recorded, graph=steps is None)
     clean = base.output.detach()
     total: dict[str, dict[str, Tensor]] = {}
     for run in piece.runs_between(base, source, hooks, steps):
@@ -243,7 +246,7 @@ def _estimate_effects(
     return piece.baseline(clean), found
 
 
-def _row(surface: HookedModel, intervention: str, part: _Part) -> Row:
+def _describe_row(surface: HookedModel, intervention: str, part: _PatchTarget) -> Row:
     """Returns the columns that say what a row is about."""
     site, head, at = part.site, part.head(surface), part.at
     label = (
@@ -262,7 +265,7 @@ def _row(surface: HookedModel, intervention: str, part: _Part) -> Row:
     }
 
 
-def _make_row_patch(pair: PatchExamples, part: _Part) -> Edit:
+def _make_row_patch(pair: PatchExamples, part: _PatchTarget) -> Edit:
     """Returns the `patch.activations` edit of one row."""
     units = tuple(part.at[unit] for unit in UNITS.values() if unit in part.at)
     place, head = Place(part.site, neurons=units or None), part.head(pair.surface)
@@ -274,5 +277,5 @@ def _make_row_patch(pair: PatchExamples, part: _Part) -> Edit:
         if pair.base.padded:
             # Of the examples that are as long.
             real = pair.base.real
-            positions = Snapshot((own_positions(real) == part.at["position"]) & real)
+            positions = Snapshot((positions_from_mask(real) == part.at["position"]) & real)
     return Edit("patch.activations", (place,), pair.replacement, positions)

@@ -18,7 +18,7 @@ from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention,
 from circuits.statistics import LEVEL, holm, least_p_notes, summarise
 from circuits.sweeps.metrics import Measurements, Row
 from circuits.tables import short_table
-from circuits.validate import index_by_text, is_whole, parse_seed
+from circuits.validate import is_whole, parse_seed, stringify_keys
 
 # fmt: off
 COLUMNS = (
@@ -72,7 +72,7 @@ class SweepResult:
 
         Raises `CircuitsError` for parts that share a row, and for parts whose unedited models or settings differ.
         """
-        labels = index_by_text(parts, "SweepResult.concat", "models") if isinstance(parts, Mapping) else {}
+        labels = stringify_keys(parts, "SweepResult.concat", "models") if isinstance(parts, Mapping) else {}
         results = list(labels.values() or (parts if isinstance(parts, Iterable) else ()))
         if not results or not all(isinstance(one, SweepResult) for one in results):
             raise CircuitsError(
@@ -182,7 +182,7 @@ def p_value_notes(frame: pd.DataFrame, settings: dict[str, Any]) -> list[str]:
     return least_p_notes(p_values, int(frame["n"].max()), settings["flips"]) if len(frame) else []
 
 
-def _frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
+def _rows_to_frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
     values = {name: [row.get(name, np.nan) for row in rows] for name in columns}
     return pd.DataFrame(
         {name: pd.array(one, "Int64") if name in _WHOLE else one for name, one in values.items()}
@@ -217,7 +217,7 @@ def tabulate(
     rows: list[Row] = []
     unedited: list[Row] = []
     for metric in measured.chunks[0][0]:
-        runs, values = _with_pooled(measured, metric)
+        runs, values = _pool_draws(measured, metric)
         summary = summarise(values[0], values[1], level=LEVEL, **resampling)
         columns: dict[str, Any] = vars(summary)
         series = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -231,9 +231,9 @@ def tabulate(
     rows.sort(key=lambda row: (order[row["variant"]], -1 if row.get("draw") is None else row["draw"]))
     for row, adjusted in zip(rows, holm(np.array([row["p_value"] for row in rows])), strict=True):
         row["p_adjusted"] = adjusted
-    frame = _frame(rows, COLUMNS)
+    frame = _rows_to_frame(rows, COLUMNS)
     settings = resampling | settings | {"level": LEVEL}
-    return SweepResult(frame, _frame(unedited, BASELINE_COLUMNS), described, settings)
+    return SweepResult(frame, _rows_to_frame(unedited, BASELINE_COLUMNS), described, settings)
 
 
 def describe_places(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
@@ -265,7 +265,7 @@ def describe_places(interventions: Sequence[Intervention], plan: Iterable[Step])
     }
 
 
-def _with_pooled(one: Measurements, metric: str) -> tuple[list[Row], np.ndarray]:
+def _pool_draws(one: Measurements, metric: str) -> tuple[list[Row], np.ndarray]:
     """Returns the runs and their sums and counts [2 run example], the unedited run first, and after them the mean draw
     of each variant that has draws.
     """

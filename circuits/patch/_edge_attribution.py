@@ -22,10 +22,10 @@ from circuits.model.sites import Site
 from circuits.model.types import BatchLike, MetricLike, TokensLike
 from circuits.patch._activations import place_of_input, place_of_node
 from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, Run, parse_steps
-from circuits.patch._screen_result import ScreenOptions, ScreenResult, parse_options, tabulate_screening
+from circuits.patch._screen_result import ScreenOptions, ScreenResult, measure_and_tabulate, parse_options
 from circuits.sweeps.metrics import PerExample, Row
-from circuits.tensors import select_positions
-from circuits.validate import answers_former_names, index_by_text, parse_choice, parse_indices
+from circuits.tensors import positions_to_mask
+from circuits.validate import check_renamed_args, parse_choice, parse_indices, stringify_keys
 
 CALLER = "patch.edges"
 METHODS = ("gradient", "integrated", "gim")
@@ -42,7 +42,7 @@ class _Receivers(NamedTuple):
     stream: Site  # what they read
 
 
-@answers_former_names
+@check_renamed_args
 def edges(
     model: nn.Module,
     base: TokensLike,
@@ -92,13 +92,13 @@ def edges(
     Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks no head of
     an MLP's layer leads to it. Position embeddings are a sender under "zero" alone. Refused inside a block of edits.
     """
-    pair = PatchExamples.read(CALLER, model, base, source, metric, batch, how).sized(
+    pair = PatchExamples.parse(CALLER, model, base, source, metric, batch, how).with_size(
         batch_size, of_edges=True
     )
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     options = parse_options(CALLER, exact, seed, draws, flips, rank)
-    pair.outside_blocks().surface.check_paths_proved()
-    _check_streams(pair.surface)
+    pair.check_outside_blocks().surface.check_paths_proved()
+    _check_stream_unhooked(pair.surface)
     settings: Row = {"method": method, "how": how}
     settings |= {"direction": DIRECTION} if how == "resample" else {}
     settings |= {"steps": steps} if between else {}
@@ -123,7 +123,7 @@ def _screen_edges(
     estimate = partial(
         _estimate_edge_effects, senders=senders, receivers=receivers, steps=steps, spans=spanned
     )
-    found = pair.estimated(estimate)
+    found = pair.estimate_in_batches(estimate)
     ends = [(u, v) for group in receivers for v in group.inputs for u in group.senders]
     direction = DIRECTION if pair.how == "resample" else pair.how
     rows: list[Row] = []
@@ -143,7 +143,7 @@ def _screen_edges(
         return Path(edit, (place_of_input(receiver),), None)
 
     settings |= {"spans": {name: list(where) for name, where in spans.items()}} if spans else {}
-    return tabulate_screening(*found, rows, path, options, settings)
+    return measure_and_tabulate(*found, rows, path, options, settings)
 
 
 def _parse_spans(spans: Mapping[str, Sequence[int]] | None, lengths: Tensor) -> dict[str, tuple[int, ...]]:
@@ -152,7 +152,7 @@ def _parse_spans(spans: Mapping[str, Sequence[int]] | None, lengths: Tensor) -> 
         return {}
     if not isinstance(spans, Mapping) or not spans:
         raise CircuitsError(f'{CALLER}: spans name positions, {{"noun": [6, 7]}}; got {format_value(spans)}')
-    named = {name: () if at is None else at for name, at in index_by_text(spans, CALLER, "spans").items()}
+    named = {name: () if at is None else at for name, at in stringify_keys(spans, CALLER, "spans").items()}
     read = {name: parse_indices(at, CALLER, f"span {name!r}", least=None) or () for name, at in named.items()}
     shortest, least = int(lengths.argmin()), int(lengths.min())
     for name, where in read.items():
@@ -171,7 +171,7 @@ def _receivers(surface: HookedModel, senders: Sequence[Node]) -> list[_Receivers
     """Lists what receives edges, in the order of computation."""
     streams = {"resid_post": "resid_post", "mlp_pre": "resid_pre" if surface.parallel else "resid_mid"}
     found: list[_Receivers] = []
-    for layer in Graph.of(surface).layers:
+    for layer in Graph.of(surface).edges_by_site:
         number = surface.n_layers - 1 if layer.layer is None else layer.layer
         # An MLP is read at its output, because in a gated MLP hook_pre is only one of its reads of the stream.
         hook = Site("mlp_out" if layer.site == "mlp_pre" else layer.site, number).hook()
@@ -190,7 +190,7 @@ def _label(end: Node | Input, surface: HookedModel) -> str:
     return str(end)
 
 
-def _sums(surface: HookedModel) -> list[Site]:
+def _sum_sites(surface: HookedModel) -> list[Site]:
     """Lists the sites of sums in the residual stream, in order; "embed" stands for the sum of the embeddings."""
     places = [Site(name, layer) for layer in range(surface.n_layers) for name in ("resid_mid", "resid_post")]
     return [Site("embed"), *(place for place in places if place.hook() in surface.hooks)]
@@ -218,15 +218,15 @@ def _estimate_edge_effects(
     """
     surface, sent = piece.surface, list(dict.fromkeys(sender.hook for sender in senders))
     attention = [Site(site, layer).hook() for layer in range(surface.n_layers) for site in ("z", "attn_out")]
-    normed = [site.hook() for site in _sums(surface)[1:] if surface.stream_norm(site.name, site.layer)]
+    normed = [site.hook() for site in _sum_sites(surface)[1:] if surface.stream_norm(site.name, site.layer)]
     received = [hook for group in receivers for hook in (group.stream.hook(), group.hook)]
     recorded = dict.fromkeys([*INPUTS, *sent, *attention, *received, *normed])
     hooks = [hook for hook in recorded if hook in surface.hooks]
-    source = piece.patched([hook for hook in hooks if hook in (*sent, *INPUTS)])
+    source = piece.patched_activations([hook for hook in hooks if hook in (*sent, *INPUTS)])
     base = piece.run(piece.base, hooks, graph=True)
     clean = base.output.detach()
     real = piece.base.real
-    chosen = [select_positions(span, real.shape[1], CALLER, real) for span in spans]
+    chosen = [positions_to_mask(span, real.shape[1], CALLER, real) for span in spans]
     gaps = {hook: piece.change(base.activations[hook], source[hook]) for hook in sent}
     changes = _changes(piece, senders, base, gaps)
     changes_in_each_run = surface.sublayer_norm("attn_out", 0) is not None
@@ -236,7 +236,7 @@ def _estimate_edge_effects(
             changes = _changes(piece, senders, run, gaps)
         for metric, gradients in piece.gradients(run, clean, [group.hook for group in receivers]).items():
             shifts = [
-                _estimate_shifts(piece, run, changes, group, gradients[group.hook], chosen)
+                _edge_estimates_at_hook(piece, run, changes, group, gradients[group.hook], chosen)
                 for group in receivers
             ]
             found[metric] = found.get(metric, 0) + (1 / (steps or 1)) * torch.cat(shifts)
@@ -258,13 +258,13 @@ def _changes(piece: PatchExamples, senders: Sequence[Node], run: Run, gaps: dict
     changes: list[Tensor] = []
     for hook, group in groupby(senders, key=lambda sender: sender.hook):
         heads = [sender.head for sender in group if sender.head is not None]
-        changes += _carry_through_output(run, hook, heads, gaps[hook]) if heads else [gaps[hook]]
+        changes += _jvp_z_to_attn_out(run, hook, heads, gaps[hook]) if heads else [gaps[hook]]
     # In memory each example's changes of all senders lie together, as products with gradients read them.
     together = torch.stack([gap.expand_as(changes[-1]) for gap in changes], 1).transpose(0, 1)
     return _zero_padding(piece, together)
 
 
-def _carry_through_output(run: Run, hook: str, heads: Sequence[int], gap: Tensor) -> Tensor:
+def _jvp_z_to_attn_out(run: Run, hook: str, heads: Sequence[int], gap: Tensor) -> Tensor:
     """Carries changes of z of single heads forward to attn_out, to first order: through W_O, a norm that follows it,
     and any hooks on the way. [head batch pos d_model]
 
@@ -275,11 +275,11 @@ def _carry_through_output(run: Run, hook: str, heads: Sequence[int], gap: Tensor
     vector = torch.zeros_like(out, requires_grad=True)
     with torch.enable_grad():
         (vjp,) = torch.autograd.grad(out, z, vector, create_graph=True)
-    changes = _of_single_heads(gap.to(z.dtype), heads)
+    changes = _isolate_heads(gap.to(z.dtype), heads)
     return _vector_jacobian_products(vjp, vector, changes).detach().double()
 
 
-def _of_single_heads(x: Tensor, heads: Sequence[int]) -> Tensor:
+def _isolate_heads(x: Tensor, heads: Sequence[int]) -> Tensor:
     """Returns copies of x [batch pos head d_head], each with one of the heads alone: [copy batch pos head d_head]."""
     parts = x.new_zeros(len(heads), *x.shape)
     for part, head in zip(parts, heads, strict=True):
@@ -287,7 +287,7 @@ def _of_single_heads(x: Tensor, heads: Sequence[int]) -> Tensor:
     return parts
 
 
-def _estimate_shifts(
+def _edge_estimates_at_hook(
     piece: PatchExamples,
     run: Run,
     changes: Tensor,
@@ -306,10 +306,10 @@ def _estimate_shifts(
     read, hook, stream = gradient[None], receivers.hook, receivers.stream
     if stream.hook() != hook:
         heads = [one.head for one in receivers.inputs if one.head is not None]
-        parts = _of_single_heads(gradient, heads) if heads else read
+        parts = _isolate_heads(gradient, heads) if heads else read
         # In between are the LayerNorm and a projection, or the MLP, in the graph of the model's own run.
         read = _vector_jacobian_products(run.activations[hook], run.activations[stream.hook()], parts)
-    at_sum = _carry_gradients_to_sums(piece.surface, run, stream, _zero_padding(piece, read))
+    at_sum = _backprop_along_stream(piece.surface, run, stream, _zero_padding(piece, read))
     parts_by_sum: list[Tensor] = []
     start = 0
     for sum_site, group in groupby(receivers.senders, partial(_find_sum_site, surface=piece.surface)):
@@ -329,7 +329,7 @@ def _sum_products(changes: Tensor, gradients: Tensor) -> Tensor:
     return by_example.permute(2, 1, 0)
 
 
-def _carry_gradients_to_sums(
+def _backprop_along_stream(
     surface: HookedModel, run: Run, stream: Site, gradient: Tensor
 ) -> dict[Site, Tensor]:
     """Carries gradients [receiver batch pos d_model] at the stream that receivers read back to each earlier sum, along
@@ -338,7 +338,7 @@ def _carry_gradients_to_sums(
     Where the stream itself is normalised after a sum, the gradient passes through that norm, as `patch.path` recomputes
     it.
     """
-    sums = _sums(surface)
+    sums = _sum_sites(surface)
     gradient_at_sum: dict[Site, Tensor] = {}
     if stream in sums:
         gradient_at_sum[stream] = gradient
@@ -372,7 +372,7 @@ def _vector_jacobian_products(out: Tensor, x: Tensor, vectors: Tensor) -> Tensor
     return torch.stack([torch.autograd.grad(out, x, one, retain_graph=True)[0] for one in vectors])
 
 
-def _check_streams(surface: HookedModel) -> None:
+def _check_stream_unhooked(surface: HookedModel) -> None:
     """Refuses hooks of the user's on the residual stream itself: estimates carry changes past it as they are.
 
     Hooks on the outputs of components count as part of the components.

@@ -26,10 +26,10 @@ from circuits.fourier import (
 )
 from circuits.fourier_waves import cos_sin
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import recorded
+from interp_tasks.measurement.activations import record
+from interp_tasks.measurement.loaded_checkpoints import read_npy
 from interp_tasks.measurement.result import Row
-from interp_tasks.measurement.subjects import read_npy
-from interp_tasks.papers.grid import Answer, GridInputs
+from interp_tasks.papers.grid_inputs import Answer, GridInputs
 from interp_tasks.papers.nanda import (
     ACCURACY,
     ALL,
@@ -113,7 +113,7 @@ class GridModel:
             if len(rows)
         }
 
-    def scored(
+    def score_rows(
         self, answer: Answer, intervention: str, logits: Tensor, variant: str | None = None, **columns: Any
     ) -> Iterator[Row]:
         """Yields a row per metric and split of logits ``[input remainder]``, beside the unedited model's.
@@ -130,12 +130,12 @@ class GridModel:
             yield row if intervention == NONE else row | {"baseline": baseline, "effect": value - baseline}
 
 
-def measured(variant: str, metric: str, value: float, **columns: Any) -> Row:
+def base_row(variant: str, metric: str, value: float, **columns: Any) -> Row:
     """Returns a row about the unedited model, over the complete grid."""
     return {"variant": variant, "intervention": NONE, "metric": metric, "value": value, **columns}
 
 
-def of_frequency(answer: Answer, key: int) -> str:
+def frequency_label(answer: Answer, key: int) -> str:
     return f"{answer.name}, frequency {key}"
 
 
@@ -158,13 +158,13 @@ def split_rows(inputs: GridInputs, train: Any = None, *, own_split: bool = True)
     """
     rows = torch.arange(len(inputs.tokens))
     if train is not None:
-        in_train = read_training(train, len(rows))
+        in_train = read_train_mask(train, len(rows))
         return {ALL: rows, TRAIN: rows[in_train], TEST: rows[~in_train]}
     own = (TRAIN, TEST) if own_split else ()
     return {ALL: rows} | {of: inputs.rows_of(inputs.task.sample(None, split=of).tokens) for of in own}
 
 
-def read_training(train: Any, size: int) -> Tensor:
+def read_train_mask(train: Any, size: int) -> Tensor:
     """Returns a mask over the grid's inputs from indices, a mask, or the ``.npy`` file of either."""
     is_file = isinstance(train, (str, PathLike))
     array = read_npy(str(train), "--train-inputs") if is_file else numpy.asarray(train)
@@ -191,13 +191,13 @@ def loss_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterat
     inputs, they hold the right answers of a model that has only memorised its training inputs.
     """
     logits, total = on_grid.logits[:, answer.classes], answer.sum
-    yield from on_grid.scored(answer, NONE, logits)
+    yield from on_grid.score_rows(answer, NONE, logits)
     if not keys:
         return
     cosines = total.cosines(logits)
-    yield from on_grid.scored(answer, RESTRICTED, total.restricted(logits, keys))
-    yield from on_grid.scored(answer, EXCLUDED, total.excluded(logits, keys))
-    yield from on_grid.scored(answer, FITTED, cosines.fitted(keys))
+    yield from on_grid.score_rows(answer, RESTRICTED, total.restricted(logits, keys))
+    yield from on_grid.score_rows(answer, EXCLUDED, total.excluded(logits, keys))
+    yield from on_grid.score_rows(answer, FITTED, cosines.fitted(keys))
     splits = {
         split: rows for split, rows in on_grid.splits.items() if split in (TRAIN, TEST) and len(rows) > 1
     }
@@ -207,8 +207,8 @@ def loss_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterat
         for rows in splits.values():
             for part in folds(rows):
                 edited[part] = fit(total, logits, keys, rows[~torch.isin(rows, part)], part)
-        yield from held_out.scored(answer, name + HELD_OUT, edited)
-    yield measured(answer.name, "variance of logits explained by cosines", cosines.explained(keys))
+        yield from held_out.score_rows(answer, name + HELD_OUT, edited)
+    yield base_row(answer.name, "variance of logits explained by cosines", cosines.explained(keys))
 
 
 def folds(rows: Tensor) -> Sequence[Tensor]:
@@ -239,51 +239,51 @@ def gini_rows(on_grid: GridModel, keys: Mapping[str, Sequence[int]]) -> Iterator
     """Yields Gini coefficients of Fourier components: of W_L over each answer's classes, of W_E over the digits."""
     for name, answer in on_grid.inputs.answers.items():
         norms = transform(w_l(on_grid.model)[:, answer.classes], 1).norm(dim=0)
-        yield measured(name, GINI, gini(norms), site="mlp_post")
-        yield measured(name, "key frequencies", float(len(keys[name])))
+        yield base_row(name, GINI, gini(norms), site="mlp_post")
+        yield base_row(name, "key frequencies", float(len(keys[name])))
     norms = transform(on_grid.model.W_E[list(on_grid.inputs.axes[0].values)].detach()).norm(dim=1)
-    yield measured(OF_W_E, GINI, gini(norms), site="embed")
+    yield base_row(OF_W_E, GINI, gini(norms), site="embed")
 
 
-def weight_rows(on_grid: GridModel) -> Iterator[Row]:
+def weight_norm_rows(on_grid: GridModel) -> Iterator[Row]:
     """Yields the sum of all squared weights."""
     total = sum(float(weight.detach().double().square().sum()) for weight in on_grid.model.parameters())
-    yield measured(ALL_WEIGHTS, SQUARES, total)
+    yield base_row(ALL_WEIGHTS, SQUARES, total)
 
 
 #: Inputs on which the linear way from neurons to logits is checked against the model itself.
 CHECKED = 64
 
 
-def map_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
+def neuron_logit_map_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
     """Yields the rows of W_L: what key frequencies leave of it, how the neurons' projections on its cosines and sines
     follow the answer, and whether the neurons of a frequency write to it alone.
     """
     waves, of_row, is_key = project_w_l_on_waves(on_grid, answer, keys)
     neurons, period = on_grid.neurons.double(), answer.sum.period
     residual = float((waves[~is_key].norm() / waves.norm()).nan_to_num())
-    yield measured(answer.name, "residual of W_L", residual, site="mlp_post")
+    yield base_row(answer.name, "residual of W_L", residual, site="mlp_post")
     for key in keys:
         directions = zip(("cos", "sin"), waves[of_row == key], answer.sum.waves(key).T, strict=False)
         for wave, row, along in directions:
             share = float(variance_explained((neurons @ row)[:, None], along[:, None])[0])
-            about = f"{wave} of {of_frequency(answer, key)}"
-            yield measured(about, "variance explained by the wave", share, site="mlp_post")
+            about = f"{wave} of {frequency_label(answer, key)}"
+            yield base_row(about, "variance explained by the wave", share, site="mlp_post")
     if set(on_grid.inputs.grid.sizes) == {period}:
         # A neuron's column is what it writes to the classes.
         power, groups = waves.square(), clusters(spectrum(neurons, on_grid.inputs.grid.sizes))
         for label in groups.sizes:
             of_cluster = power[:, groups.neurons(label)]
             share = float(of_cluster[of_row == label].sum() / of_cluster.sum())
-            about = of_frequency(answer, int(str(label)))
-            yield measured(about, "power of W_L in the frequency of its neurons", share, site="mlp_post")
+            about = frequency_label(answer, int(str(label)))
+            yield base_row(about, "power of W_L in the frequency of its neurons", share, site="mlp_post")
     digits = list(on_grid.inputs.axes[0].values)
     if len(digits) == period:
         norms = spectrum(on_grid.model.W_E[digits]).total().power.sqrt()[1:]
         strong = [key for key, norm in enumerate(norms.tolist(), 1) if norm > float(norms.max()) / 4]
-        yield measured(answer.name, "frequencies of W_E", float(len(strong)), site="embed")
+        yield base_row(answer.name, "frequencies of W_E", float(len(strong)), site="embed")
         shared = sum(key in strong for key in keys) / max(1, len(keys))
-        yield measured(answer.name, "share of key frequencies among those of W_E", shared)
+        yield base_row(answer.name, "share of key frequencies among those of W_E", shared)
 
 
 def project_w_l_on_waves(
@@ -302,7 +302,7 @@ def project_w_l_on_waves(
 # ---- frequencies removed
 
 
-def logits_of_neurons(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor], Tensor]]:
+def neurons_to_logits(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor], Tensor]]:
     """Returns an engine, and its function from neurons ``[input neuron]`` to the logits of some classes.
 
     ``linear`` where logits change by just what W_L makes of a change of the neurons; ``naive``, the whole model, where
@@ -335,15 +335,15 @@ def edit_at_read(on_grid: GridModel, site: str, values: Tensor) -> Any:
     return edit(site, lambda old: values.to(old).expand_as(old), positions=[on_grid.at])
 
 
-def removal_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
+def frequency_removal_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
     """Yields losses with frequencies of the neurons, or of the logits, removed or kept."""
     total, sizes = answer.sum, on_grid.inputs.grid.sizes
     values, logits = on_grid.neurons.double(), on_grid.logits[:, answer.classes]
-    engine, logits_of = logits_of_neurons(on_grid)
+    engine, logits_of = neurons_to_logits(on_grid)
 
     def of_neurons(name: str, edited: Tensor, variant: str | None = None) -> Iterator[Row]:
         about: dict[str, Any] = {"engine": engine, "site": "mlp_post", "variant": variant}
-        return on_grid.scored(answer, f"neurons: {name}", logits_of(edited, answer.classes), **about)
+        return on_grid.score_rows(answer, f"neurons: {name}", logits_of(edited, answer.classes), **about)
 
     def kept(of: Tensor, directions: Tensor) -> Tensor:
         return of.mean(0) + share(of, directions)
@@ -351,11 +351,11 @@ def removal_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Ite
     yield from of_neurons("key frequencies alone", kept(values, total.block(keys)))
     yield from of_neurons("waves of the answer alone", kept(values, total.directions(keys)))
     for key in keys:
-        about, block = of_frequency(answer, key), total.block([key])
+        about, block = frequency_label(answer, key), total.block([key])
         yield from of_neurons("without one key frequency", values - share(values, block), about)
         without = logits - share(logits, block)
-        yield from on_grid.scored(answer, "logits: without one key frequency", without, about)
-    yield from on_grid.scored(answer, "logits: key frequencies alone", kept(logits, total.block(keys)))
+        yield from on_grid.score_rows(answer, "logits: without one key frequency", without, about)
+    yield from on_grid.score_rows(answer, "logits: key frequencies alone", kept(logits, total.block(keys)))
     waves, _, is_key = project_w_l_on_waves(on_grid, answer, keys)
     directions = torch.linalg.qr(waves[is_key].T).Q
     along = values @ directions @ directions.T
@@ -381,12 +381,12 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
     linearised softmax) the first operand gets the fit, positions beside the operands their mean over the inputs, and
     the second operand what is left.
     """
-    if len(on_grid.inputs.operands) != 2:
+    if len(on_grid.inputs.operand_positions) != 2:
         return
-    first, second = on_grid.inputs.operands
+    first, second = on_grid.inputs.operand_positions
     for layer, pattern in on_grid.patterns.items():
         for head, mean in enumerate(pattern[:, :, on_grid.at].double().mean(0).tolist()):
-            yield measured("all inputs", "attention to itself", mean, layer=layer, head=head, site="pattern")
+            yield base_row("all inputs", "attention to itself", mean, layer=layer, head=head, site="pattern")
     for answer in on_grid.inputs.answers.values():
         waves, edited = operand_waves(answer), {}
         for layer, pattern in on_grid.patterns.items():
@@ -394,7 +394,7 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
             shares, best = torch.stack([variance_explained(seen, wave) for wave in waves]).max(0)
             for head, explained in enumerate(shares.tolist()):
                 labels = {"layer": layer, "head": head, "site": "pattern"}
-                yield measured(answer.name, "attention explained", explained, **labels)
+                yield base_row(answer.name, "attention explained", explained, **labels)
             new = pattern.double().mean(0).expand(pattern.shape).clone()
             fits = [regression(seen[:, [head]], waves[at]) for head, at in enumerate(best.tolist())]
             new[:, :, first], new[:, :, second] = torch.cat(fits, 1), 0.0
@@ -407,7 +407,7 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
             ]
 
         logits = on_grid.run(edits)[:, answer.classes]
-        yield from on_grid.scored(answer, "attention: waves of the digits alone", logits, engine="naive")
+        yield from on_grid.score_rows(answer, "attention: waves of the digits alone", logits, engine="naive")
 
 
 def operand_waves(answer: Answer) -> list[Tensor]:
@@ -417,7 +417,7 @@ def operand_waves(answer: Answer) -> list[Tensor]:
     return [cos_sin(first, key, period) - cos_sin(second, key, period) for key in answer.sum.frequencies]
 
 
-def skip_rows(on_grid: GridModel) -> Iterator[Row]:
+def skip_ablation_rows(on_grid: GridModel) -> Iterator[Row]:
     """Yields losses where a layer's attention or the skip path is set to zero, or that around the MLP to its mean.
 
     The way around a layer is what the residual stream brings along: without it, the stream is what the layer adds.
@@ -425,7 +425,7 @@ def skip_rows(on_grid: GridModel) -> Iterator[Row]:
     model = on_grid.model
     layers = range(model.cfg.n_layers)
     streams = [f"{site}.{layer}" for layer in layers for site in ("resid_pre", "mlp_out", "resid_post")]
-    seen = recorded(model, on_grid.inputs.tokens.to(next(model.parameters()).device), streams, lambda at: at)
+    seen = record(model, on_grid.inputs.tokens.to(next(model.parameters()).device), streams, lambda at: at)
 
     def added(site: str, change: Tensor) -> Callable[[slice], list[Any]]:
         return lambda rows: [edit(site, lambda old: (old + change[rows]).to(old.dtype))]
@@ -449,4 +449,4 @@ def skip_rows(on_grid: GridModel) -> Iterator[Row]:
             output = on_grid.run(edit_rows)
             for answer in on_grid.inputs.answers.values():
                 logits = output[:, answer.classes]
-                yield from on_grid.scored(answer, name, logits, engine="naive", layer=layer)
+                yield from on_grid.score_rows(answer, name, logits, engine="naive", layer=layer)

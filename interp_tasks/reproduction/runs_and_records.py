@@ -25,10 +25,10 @@ from interp_tasks.checkpoints.run_files import (
 )
 from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
+from interp_tasks.grid_spec import seed_numbers
 from interp_tasks.measurement.result import COLUMNS
 from interp_tasks.published import Claim, Paper, Study, TrainingRun, read_paper
-from interp_tasks.published.paper import as_typed
-from interp_tasks.recipes import seed_numbers
+from interp_tasks.published.paper import format_setting
 from interp_tasks.reproduction.claim_verdicts import Rows
 from interp_tasks.training.config import SECTIONS, ResolvedConfig, resolve_config
 
@@ -68,7 +68,7 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True)
-class Record:
+class StudyRecord:
     """What one study gave on one run, or on all runs of its role together.
 
     Attributes:
@@ -101,19 +101,19 @@ class Record:
         return json.dumps(asdict(self), allow_nan=False, ensure_ascii=False)
 
 
-def from_json(line: str) -> Record:
+def from_json(line: str) -> StudyRecord:
     content = json.loads(line)
     content["runs"] = tuple(MeasuredRun(**run) for run in content["runs"])
     content["rows"] = tuple(map(tuple, content["rows"]))
-    return Record(**content | {"columns": tuple(content["columns"])})
+    return StudyRecord(**content | {"columns": tuple(content["columns"])})
 
 
-def together_name(role: str, preset: str) -> str:
+def role_record_name(role: str, preset: str) -> str:
     """Returns what a record of all runs of a role is on."""
     return f"{role} ({preset})"
 
 
-def table_of(records: Iterable[Record]) -> Rows:
+def table_of(records: Iterable[StudyRecord]) -> Rows:
     """Returns the rows of several records; what each of them has of one other model stands in it once.
 
     Beside the columns of every experiment's table a row has the run's ``condition`` (all settings but the seed) and
@@ -139,7 +139,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def method_of(study: Study) -> str:
+def study_digest(study: Study) -> str:
     """Returns the digest of how a study measures."""
     return digest([study.experiment, study.role, study.at, study.together, study.memorised, study.settings])
 
@@ -150,23 +150,23 @@ def digest_rule(claim: Claim) -> str:
     return digest([claim.study, rule])
 
 
-def shipped_file(paper: str) -> Path:
+def records_file(paper: str) -> Path:
     """Returns the file of the records that come with the package."""
     folder = Path(str(resources.files("interp_tasks.published")))
     return folder / "measurements" / f"{paper.replace('-', '_')}.jsonl"
 
 
-def read_records(paper: Paper, file: Path | None = None) -> dict[Key, Record]:
+def read_records(paper: Paper, file: Path | None = None) -> dict[Key, StudyRecord]:
     """Returns a paper's records by key: shipped ones, and those of a file of yours in place of the same ones.
 
     A record of a study that has changed since is left out.
     """
-    methods = {study.id: method_of(study) for study in paper.study}
-    stored = read_file(shipped_file(paper.name)) | ({} if file is None else read_file(file))
+    methods = {study.id: study_digest(study) for study in paper.study}
+    stored = read_records_of(records_file(paper.name)) | ({} if file is None else read_records_of(file))
     return {key: record for key, record in stored.items() if methods.get(record.study) == record.method}
 
 
-def read_file(file: Path) -> dict[Key, Record]:
+def read_records_of(file: Path) -> dict[Key, StudyRecord]:
     """Returns the records of a file by key; none where there is no file."""
     records = {}
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
@@ -179,13 +179,13 @@ def read_file(file: Path) -> dict[Key, Record]:
     return records
 
 
-def write_records(file: Path, records: Iterable[Record]) -> Path:
+def write_records(file: Path, records: Iterable[StudyRecord]) -> Path:
     """Writes records, one a line, sorted by study, run and control."""
     lines = [record.to_json() for record in sorted(records, key=lambda record: record.key)]
     return atomic_write(file, "".join(f"{line}\n" for line in lines))
 
 
-def record_differences(stored: Record, again: Record) -> list[str]:
+def record_differences(stored: StudyRecord, again: StudyRecord) -> list[str]:
     """Returns what differs between a record and the same measured again by more than rounding, a line each."""
     where = f"{again.study} on {again.on}" + (f" ({again.control})" if again.control else "")
     if stored.refused != again.refused:
@@ -252,7 +252,7 @@ def planned_runs(paper: Paper, preset: str) -> list[PaperRun]:
 
 def config_of_run(run: TrainingRun) -> ResolvedConfig:
     """Returns the configuration that a paper's file gives a run."""
-    settings = {key: as_typed(value) for key, value in run.settings.items()}
+    settings = {key: format_setting(value) for key, value in run.settings.items()}
     return resolve_config(run.task, run.train_preset, settings)
 
 
@@ -290,10 +290,10 @@ def is_finished(path: Path) -> bool:
     steps = stored_steps(path)
     if not steps and log_file(path, METRICS_FILE).is_file():
         steps = [line["step"] for line in read_metrics(path)]
-    return steps[-1:] == [config_there(path)["train"].get("steps")]
+    return steps[-1:] == [read_run_config(path)["train"].get("steps")]
 
 
-def config_there(path: Path) -> dict[str, dict[str, Any]]:
+def read_run_config(path: Path) -> dict[str, dict[str, Any]]:
     """Returns the sections of the config that made a run."""
     config = read_run(path).get("config")
     if not isinstance(config, dict) or not all(isinstance(config.get(name), dict) for name in SECTIONS):
@@ -306,7 +306,7 @@ def check_settings(planned: PaperRun, path: Path) -> None:
     from tasks import get  # imports torch
 
     run = planned.run
-    stored_config, resolved = config_there(path), config_of_run(run)
+    stored_config, resolved = read_run_config(path), config_of_run(run)
     task = get(run.task, **resolved.task)
     pairs: list[tuple[str, Any, Any]] = [("task.name", run.task, stored_config["task"].pop("name", None))]
     for section, wanted in (

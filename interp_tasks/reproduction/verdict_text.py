@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from interp_tasks.pages import Column, Text, number, p_value, with_interval
-from interp_tasks.published import Claim, Paper, Row
+from interp_tasks.pages import Column, Text, format_p_value, number, with_interval
+from interp_tasks.published import Claim, Paper, PaperRow
 
 #: A row of ``Reproduction.frame``.
 Verdict = Mapping[Any, Any]
@@ -45,7 +45,7 @@ def published_number(row: Verdict) -> str:
     return number(row["published_number"]) if known(row["published_number"]) else str(row["published"])
 
 
-def seeds(row: Verdict) -> str:
+def n_runs_text(row: Verdict) -> str:
     """Returns the number of training runs; a dash where none is behind the number."""
     return str(row["n_runs"]) if row["n_runs"] else "–"
 
@@ -69,7 +69,7 @@ def verdict(row: Verdict) -> str:
     """Returns the verdict with its corrected p-value, or the hours of training that it still needs."""
     text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else str(row["verdict"])
     if known(row["p_holm"]):
-        text += f" (p {p_value(row['p_holm'])} after Holm)"
+        text += f" (p {format_p_value(row['p_holm'])} after Holm)"
     return f"{text}, {row['hours']:g} h" if known(row["hours"]) else text
 
 
@@ -78,7 +78,7 @@ RESULT = (
     Column("published", "published", sentences=True),
     Column("condition", "run"),
     Column("ours", "value", with_median),
-    Column("seeds", "n_runs", seeds),
+    Column("seeds", "n_runs", n_runs_text),
     Column("95% interval", "value_ci_low", interval_text),
     Column("verdict", "verdict", sentences=True),
     Column("untrained", "untrained", controls),
@@ -120,7 +120,7 @@ def summary_of(verdicts: Sequence[Verdict]) -> str:
     return f"{claims} claims.{family}"
 
 
-def rules(paper: Paper, row: Row, decided: Container[str]) -> Text:
+def rules(paper: Paper, row: PaperRow, decided: Container[str]) -> Text:
     """Returns the claims of an experiment with their rules, or why nothing of it is decided."""
     lines = []
     for claim in paper.claim:
@@ -162,11 +162,11 @@ def headlines_markdown(
     for claim, shown in headlines(paper, verdicts):
         for row in shown:
             condition = f" (`{row['run']}`)" if len(shown) > 1 else ""
-            ours = [cell(row) for cell in (with_median, seeds, interval_text, verdict, controls)]
+            ours = [cell(row) for cell in (with_median, n_runs_text, interval_text, verdict, controls)]
             cells = [f"{claim.says}{condition}", claim.published or "–", *ours]
             if published_size:
                 there = published_size.get(claim.id)
-                cells[2:2] = [f"{with_median(there)} ({seeds(there)})" if there else "–"]
+                cells[2:2] = [f"{with_median(there)} ({n_runs_text(there)})" if there else "–"]
             lines.append([cell.replace("|", "\\|") for cell in cells])
     whole = [f"| {' | '.join(line)} |" for line in (head, *lines)]
     return "\n".join([whole[0], "|---" * len(head) + "|", *whole[1:]]) if lines else ""

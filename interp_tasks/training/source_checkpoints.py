@@ -18,7 +18,7 @@ from interp_tasks.checkpoints.run_files import WEIGHTS_FILE
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import PARTS, TrainConfig
 from interp_tasks.training.forward import Dropout, FusedForward
-from tasks.hooked import is_post_norm
+from tasks.model_construction import is_post_norm
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -104,7 +104,7 @@ def freeze_others(model: HookedTransformer, config: TrainConfig) -> None:
         )
 
 
-class AttentionMaps(FusedForward):
+class TeacherPatterns(FusedForward):
     """Computes the attention patterns of a model that does not train."""
 
     @torch.no_grad()
@@ -127,7 +127,7 @@ class AttentionMaps(FusedForward):
         return rearrange(pattern @ v, "b head p d -> b p (head d)")
 
 
-class TaughtForward(FusedForward):
+class TeacherAttentionForward(FusedForward):
     """Computes the model's output with a teacher's attention patterns in some layers.
 
     It is the model under ``circuits.patch.activations("pattern", source=...)`` of another model's patterns, batch by
@@ -144,7 +144,7 @@ class TaughtForward(FusedForward):
         layers: Sequence[int],
     ) -> None:
         super().__init__(model, read_positions)
-        self.teacher = AttentionMaps(teacher, read_positions)
+        self.teacher = TeacherPatterns(teacher, read_positions)
         self.layers = tuple(layers) or tuple(range(model.cfg.n_layers))
         self.given: Mapping[int, Tensor] = {}
 
@@ -165,9 +165,9 @@ class TaughtForward(FusedForward):
         return rearrange(self.given[layer].to(v.dtype) @ v, "b head p d -> b p (head d)")
 
 
-def taught_forward(
+def load_teacher_forward(
     model: HookedTransformer, read_positions: Sequence[int], config: TrainConfig, device: str
-) -> TaughtForward:
+) -> TeacherAttentionForward:
     """Returns the forward of a model that is given the attention of ``train.attention_from``."""
     assert config.attention_from is not None
     teacher = load_checkpoint(config.attention_from, device=device).model
@@ -180,7 +180,7 @@ def taught_forward(
     if max(config.attention_layers, default=0) >= model.cfg.n_layers:
         raise UserError(f"train.attention_layers: layers are 0 to {model.cfg.n_layers - 1}")
     try:
-        return TaughtForward(model, read_positions, teacher, config.attention_layers)
+        return TeacherAttentionForward(model, read_positions, teacher, config.attention_layers)
     except ValueError as error:
         raise UserError(
             f"train.attention_from: no attention can be given to or by such a model ({error})"

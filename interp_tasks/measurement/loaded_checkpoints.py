@@ -19,8 +19,8 @@ from interp_tasks.checkpoints.run_files import check_names_task
 from interp_tasks.devices import check_device
 from interp_tasks.disk import check_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import DEVICE, MAX_COUNT, SEED, SPLITS, check_choice
-from interp_tasks.settings import SEED_END, check_task_name, task_config
+from interp_tasks.measurement.option_parsing import DEVICE, MAX_COUNT, SEED, SPLITS, check_choice
+from interp_tasks.setting_parsing import SEED_END, check_task_name, task_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,7 +159,7 @@ class Examples:
             "device": self.device,
         }
 
-    def own_task(self) -> Task | None:
+    def given_task(self) -> Task | None:
         """Returns the task that is used in place of the checkpoints' own; ``None`` where none was given."""
         if not isinstance(self.task, str):
             return self.task
@@ -167,7 +167,7 @@ class Examples:
 
         return get(self.task, **self.task_config)
 
-    def own_tokens(self) -> Tensor:
+    def given_tokens(self) -> Tensor:
         """Returns the first ``samples`` rows of the tokens ``[batch pos]`` that were given."""
         import numpy
         import torch
@@ -314,7 +314,7 @@ def subjects(
         for stored in found:
             with prefix_error_messages(stored.label):
                 check_sizes(stored.sizes, stored.ref)
-    own_task = examples.own_task()
+    own_task = examples.given_task()
     unloaded = list(pair_with_examples(found, examples, own_task))
     if check is not None:
         for each in unloaded:
@@ -341,7 +341,7 @@ def pair_with_examples(
     from tasks.base import Split, Task, checked_sample
 
     check_device(examples.device)
-    own_tokens = None if examples.tokens is None else examples.own_tokens()
+    own_tokens = None if examples.tokens is None else examples.given_tokens()
     split: Split = examples.split  # type: ignore[assignment]  # one of them, checked
     batches: dict[Task, Batch] = {}
     prompted: dict[Path, Task] = {}

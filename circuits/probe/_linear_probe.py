@@ -18,7 +18,7 @@ from circuits.errors import CircuitsError
 from circuits.figures.results import probe_figure
 from circuits.model.activation_recording import record_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import check_no_padding, parse_prompts
+from circuits.model.prompt_parsing import check_no_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, Figure, HeadsLike, PositionsLike, SitesLike, TokensLike
 from circuits.probe._probe_inputs import (
@@ -32,14 +32,14 @@ from circuits.probe._probe_inputs import (
 )
 from circuits.statistics import bootstrap, ratio
 from circuits.tables import chosen_metrics, ci_columns, interval_columns, short_table
-from circuits.validate import answers_former_names, parse_draws, parse_seed
+from circuits.validate import check_renamed_args, parse_draws, parse_seed
 
 _EPS = torch.finfo(torch.float64).eps
 #: Bytes of activations that are kept at a time; sites beyond are read in a further pass over the examples.
 MOST_KEPT = 2**31
 
 
-@answers_former_names
+@check_renamed_args
 def linear(
     model: nn.Module,
     tokens: TokensLike,
@@ -108,7 +108,7 @@ def _fit_probes(
     fit: tuple[bool, float],
     targets: list[list[Target]],
     batch_size: int | None,
-) -> tuple[list[Probe], int]:
+) -> tuple[list[ScoredProbe], int]:
     """Returns the probe of each target at each site, and how many examples were in a forward.
 
     Args:
@@ -123,9 +123,9 @@ def _fit_probes(
     examples, chosen, (intercept, ridge) = torch.arange(len(prompts)), entries.used, fit
     fitted = torch.isin(examples, entries.fit)[:, None].expand(chosen.shape)[chosen]
 
-    def run(size: int) -> tuple[list[Probe], int]:
-        probes: dict[ProbeSite, list[Probe]] = {}
-        for site, vectors in activations(surface, prompts, entries, sites, size):
+    def run(size: int) -> tuple[list[ScoredProbe], int]:
+        probes: dict[ProbeSite, list[ScoredProbe]] = {}
+        for site, vectors in site_vectors(surface, prompts, entries, sites, size):
             x, here = vectors.double(), fitted.to(vectors.device)
             regression = Regression(x[here], intercept, torch.finfo(vectors.dtype).eps)
             probes[site] = []
@@ -136,13 +136,13 @@ def _fit_probes(
                     weight, bias = regression.solve(y, target.width, ridge)
                     maps.append(LinearMap(weight.cpu(), bias.cpu(), ridge, regression.rank))
                 scores = (score(*pair, x[~here], entries) for pair in zip(maps, one, strict=True))
-                probes[site].append(Probe(site, one[0].name, maps[0], *scores))
+                probes[site].append(ScoredProbe(site, one[0].name, maps[0], *scores))
         return [one for site in sites for one in probes[site]], size
 
     return run_within_memory(most, run)
 
 
-def activations(
+def site_vectors(
     surface: HookedModel, prompts: Prompts, entries: Entries, sites: Sequence[ProbeSite], step: int
 ) -> Iterator[tuple[ProbeSite, Tensor]]:
     """Yields each site with its vectors at the entries in use, [entry d], in the order of examples and positions.
@@ -366,7 +366,7 @@ def _entry_metrics(predicted: Tensor, true: Tensor, target: Target) -> dict[str,
 
 
 @dataclass(frozen=True)
-class Probe:
+class ScoredProbe:
     """The probe of one target at one site, its scores and those of its controls; None: there is no such control."""
 
     site: ProbeSite
@@ -377,7 +377,7 @@ class Probe:
     untrained: Scored | None = None
 
 
-def tabulate(probes: Sequence[Probe], entries: Entries, seed: int, draws: int) -> pd.DataFrame:
+def tabulate(probes: Sequence[ScoredProbe], entries: Entries, seed: int, draws: int) -> pd.DataFrame:
     """Tabulates scores, with percentile bootstrap intervals over held-out examples; all rows share the resamples."""
     n, used = len(entries.held_out), entries.used[entries.held_out]
     counts_of = {name: int((mask[entries.held_out] & used).sum()) for name, mask in entries.splits.items()}

@@ -9,13 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from circuits.model.sites import Site
-from interp_tasks.devices import check_written_device
+from interp_tasks.devices import check_device_name
 from interp_tasks.errors import UserError
-from interp_tasks.texts import did_you_mean
+from interp_tasks.text_formatting import did_you_mean
 
-DEVICE = Annotated[
-    str, typer.Option("--device", help="cpu, cuda, cuda:1, ...", callback=check_written_device)
-]
+DEVICE = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...", callback=check_device_name)]
 SEED = Annotated[int, typer.Option("--seed", help="Draws the examples, resamples and intervals.")]
 SPLITS = ("train", "validation", "test")
 #: Metrics of a file of prompts: the answer's logit minus the wrong one's, and whether that is above 0.
@@ -42,7 +40,7 @@ def check_choice(option: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-def unknown(option: str, value: str, known: Sequence[str], what: str) -> UserError:
+def unknown_name_error(option: str, value: str, known: Sequence[str], what: str) -> UserError:
     """Returns what to say of a name that there is not: the closest, and of few which there are."""
     few = known if len(known) <= FEW_NAMES else [*known[:FEW_NAMES], "..."]
     return UserError(
@@ -75,7 +73,7 @@ def check_draws(draws: int, option: str = "--draws") -> None:
         raise UserError(f"{option} {draws}: at least one draw is needed, and at most {MAX_DRAWS}")
 
 
-def check_positions(option: str, spec: str | int | Iterable[int]) -> tuple[int, ...]:
+def parse_numbers(option: str, spec: str | int | Iterable[int]) -> tuple[int, ...]:
     """Parses positions such as ``0,3`` or ``-1`` (the last), each once; numbers are taken as they are."""
     if not isinstance(spec, str):
         return (spec,) if isinstance(spec, int) else tuple(spec)
@@ -93,7 +91,7 @@ def parse_spans(spec: str | Mapping[str, Iterable[int]] | None) -> dict[str, tup
         given = {name.strip(): where for name, _, where in parts}
         if "" in given or len(given) < len(parts):
             raise UserError(f"--spans {spec!r}: each span has a name of its own, as in noun=6,7;verb=8")
-    return {name: check_positions(f"--spans {name}", where) for name, where in given.items()}
+    return {name: parse_numbers(f"--spans {name}", where) for name, where in given.items()}
 
 
 def parse_positions(spec: str | int | Iterable[int]) -> str | tuple[int, ...]:
@@ -101,7 +99,7 @@ def parse_positions(spec: str | int | Iterable[int]) -> str | tuple[int, ...]:
     word = spec.strip() if isinstance(spec, str) else ""
     if word.lower() == "all":
         return "all"
-    return word if WORD.fullmatch(word) else check_positions("--positions", spec)
+    return word if WORD.fullmatch(word) else parse_numbers("--positions", spec)
 
 
 def select_kinds(kinds: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -126,7 +124,7 @@ def called(name: str, limits: Mapping[str, Any]) -> str:
     return f"{name}({'; '.join(parts)})" if parts else name
 
 
-def parse_rule(rule: str, rules: Mapping[str, float] = RULES) -> tuple[str, float]:
+def parse_frequency_rule(rule: str, rules: Mapping[str, float] = RULES) -> tuple[str, float]:
     """Returns a rule's name and number, from ``NAME`` or ``NAME=NUMBER``, of rules with their usual numbers."""
     name, equals, text = rule.partition("=")
     check_choice("--rule", name, tuple(rules))

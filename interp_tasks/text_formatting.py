@@ -51,22 +51,22 @@ def did_you_mean(given: str, names: Iterable[str]) -> str:
     return "".join(f"did you mean {name}? " for name in get_close_matches(given, list(names), 1))
 
 
-def counted(count: int, noun: str) -> str:
+def pluralise(count: int, noun: str) -> str:
     """Returns a number of things: ``1 unit``, ``2 units``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def flop(count: int) -> str:
+def format_flop(count: int) -> str:
     """Formats FLOP as ``3.82 GFLOP``."""
-    return scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+    return format_scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
 
 
 def size(count: int) -> str:
     """Formats bytes as ``3.82 MiB``."""
-    return scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    return format_scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
-def scaled(count: int, base: int, units: tuple[str, ...]) -> str:
+def format_scaled(count: int, base: int, units: tuple[str, ...]) -> str:
     power = 0
     while count >= base ** (power + 1) and power < len(units) - 1:
         power += 1
@@ -74,7 +74,7 @@ def scaled(count: int, base: int, units: tuple[str, ...]) -> str:
     return f"{amount:.3g} {units[power]}" if amount < 1000 else f"{amount:.0f} {units[power]}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Formats seconds as ``45 s``, ``12 min``, ``3.4 h`` or ``12 days``: a forecast is worth two digits."""
     for unit, length, most in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 48)):
         if seconds < most * length:

@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.run_files import stored_steps
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.subjects import Progress
+from interp_tasks.measurement.loaded_checkpoints import Progress
 from interp_tasks.pages import versions
 from interp_tasks.published import Claim, Paper, Study, read_paper
 from interp_tasks.published.paper import Control
 from interp_tasks.reproduction.claim_verdicts import Rows, filter_rows
-from interp_tasks.reproduction.records import (
+from interp_tasks.reproduction.runs_and_records import (
     KEPT,
     VARIANCE,
     Key,
     MeasuredRun,
     PaperRun,
-    Record,
+    StudyRecord,
     config_of_run,
-    config_there,
     entry_variance,
-    method_of,
-    read_file,
     read_records,
+    read_records_of,
+    read_run_config,
     record_differences,
+    role_record_name,
     stored_runs,
-    together_name,
+    study_digest,
     write_records,
 )
 
@@ -61,17 +61,17 @@ class StudyJob:
     @property
     def key(self) -> Key:
         first = self.on[0]
-        name = together_name(self.study.role, first.run.preset) if self.study.together else first.name
+        name = role_record_name(self.study.role, first.run.preset) if self.study.together else first.name
         return self.study.id, name, self.control or ""
 
     def runs(self) -> tuple[MeasuredRun, ...]:
         """Returns the training runs that it is on."""
         return tuple(
-            MeasuredRun(each.name, each.seed, config_there(each.path)["train"]["steps"], each.config)
+            MeasuredRun(each.name, each.seed, read_run_config(each.path)["train"]["steps"], each.config)
             for each in self.on
         )
 
-    def is_recorded(self, stored: Mapping[Key, Record]) -> bool:
+    def is_recorded(self, stored: Mapping[Key, StudyRecord]) -> bool:
         """Returns whether there is a record of it, on exactly these runs."""
         record = stored.get(self.key)
         return record is not None and set(record.runs) == set(self.runs())
@@ -96,7 +96,7 @@ def measure(
     runs: str | Path = "runs",
     rows: Sequence[int] = (),
     progress: Progress | None = None,
-) -> list[Record]:
+) -> list[StudyRecord]:
     """Measures the runs at hand that have no record yet, and adds their records to a file.
 
     Args:
@@ -110,10 +110,10 @@ def measure(
         UserError: for a folder that holds another run than the paper's.
     """
     paper, file = read_paper(paper) if isinstance(paper, str) else paper, Path(file)
-    stored, own = read_records(paper, file), read_file(file)
+    stored, own = read_records(paper, file), read_records_of(file)
     jobs = [job for job in all_jobs(paper, preset, runs, rows) if not job.is_recorded(stored)]
 
-    def keep(record: Record) -> None:
+    def keep(record: StudyRecord) -> None:
         own[record.key] = record
         write_records(file, own.values())
 
@@ -172,8 +172,8 @@ def perform_all(
     jobs: Sequence[StudyJob],
     folder: Path,
     progress: Progress | None = None,
-    keep: Callable[[Record], None] = lambda record: None,
-) -> list[Record]:
+    keep: Callable[[StudyRecord], None] = lambda record: None,
+) -> list[StudyRecord]:
     """Runs all jobs, those of one run one after the other: what one study has found of it, the next one asks for.
 
     Args:
@@ -189,28 +189,28 @@ def perform_all(
     return records
 
 
-def perform(job: StudyJob, scratch: Path, folder: Path) -> Record:
+def perform(job: StudyJob, scratch: Path, folder: Path) -> StudyRecord:
     """Runs one job. Untrained models stay in ``scratch``."""
     from circuits import CircuitsError
     from tasks.errors import TaskError
 
     made = {"date": datetime.date.today().isoformat(), "device": "cpu", "dtype": "float32", **versions()}
-    record = Record(*job.key, job.runs(), method_of(job.study), made)
+    record = StudyRecord(*job.key, job.runs(), study_digest(job.study), made)
     try:
         frame = under_every_mark(job) if job.control is None else measure_on_control(job, scratch)
     except (UserError, TaskError, CircuitsError) as error:
-        return replace(record, refused=plain(str(error), folder))
+        return replace(record, refused=strip_run_folder(str(error), folder))
     if any(claim.per == "variance" for claim in job.claims):
         frame = frame.assign(**{VARIANCE: [entry_variance(str(run)) for run in frame["run"]]})
     table: Rows = [
-        {**row, "run": plain(row["run"], folder), "ref": plain(row["ref"], folder)}
+        {**row, "run": strip_run_folder(row["run"], folder), "ref": strip_run_folder(row["ref"], folder)}
         for row in frame.astype(object).where(frame.notna(), None).to_dict("records")
     ]
-    columns, rows = columns_and_rows(read_by_claims(table, job.claims, job.control == "shuffled"))
+    columns, rows = columns_and_rows(rows_read_by_claims(table, job.claims, job.control == "shuffled"))
     return replace(record, columns=columns, rows=rows)
 
 
-def read_by_claims(table: Rows, claims: Sequence[Claim], stand_in: bool) -> Rows:
+def rows_read_by_claims(table: Rows, claims: Sequence[Claim], stand_in: bool) -> Rows:
     """Returns the rows of a study's table that claims read: theirs, their divisors', and a row of every run.
 
     Args:
@@ -234,7 +234,7 @@ def columns_and_rows(table: Rows) -> tuple[tuple[str, ...], tuple[tuple[Any, ...
     return tuple(KEPT[at] for at in filled), tuple(tuple(row[at] for at in filled) for row in rows)
 
 
-def plain(text: Any, folder: Path) -> Any:
+def strip_run_folder(text: Any, folder: Path) -> Any:
     """Returns a text without where the runs that it names were."""
     return text.replace("zoo:", "").replace(f"{folder.as_posix()}/", "") if isinstance(text, str) else text
 
@@ -267,7 +267,8 @@ def measure_on_control(job: StudyJob, scratch: Path) -> pandas.DataFrame:
     # An untrained model has its first step alone, one trained on shuffled labels no drop to be named after.
     mark = {"untrained": "0", "memorised": str(job.study.memorised)}.get(str(job.control), "last")
     stand_in = {
-        untrained(each, scratch) if job.control == "untrained" else each.base: each.base for each in job.on
+        untrained_run(each, scratch) if job.control == "untrained" else each.base: each.base
+        for each in job.on
     }
     frame = job.table([f"{run}@{mark}" if job.study.at else run for run in stand_in])
     frame = frame.assign(run=frame["run"].replace(stand_in))
@@ -283,7 +284,7 @@ def measure_on_control(job: StudyJob, scratch: Path) -> pandas.DataFrame:
     return pandas.concat(copies, ignore_index=True)
 
 
-def untrained(of: PaperRun, scratch: Path) -> str:
+def untrained_run(of: PaperRun, scratch: Path) -> str:
     """Returns a folder with the model of a run before its first step: the same settings, no steps.
 
     It is made once and stays in ``scratch``, as nearly every study of a run asks for it.

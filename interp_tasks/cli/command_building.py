@@ -75,7 +75,7 @@ def command_of(name: str, line: str, function: Callable[..., None]) -> TyperComm
     options = [each for each in parameters if each.name not in groups and each.kind is not each.VAR_KEYWORD]
     for kind in groups.values():
         options += options_of(kind)
-    options += own_options(each for each in parameters if each.kind is each.VAR_KEYWORD)
+    options += expand_options(each for each in parameters if each.kind is each.VAR_KEYWORD)
 
     def call(**given: Any) -> None:
         for group, kind in groups.items():
@@ -139,7 +139,7 @@ def option(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def own_options(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+def expand_options(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
     """Returns the options among a function's parameters, those of ``**options: Unpack[TYPED_DICT]`` with them.
 
     An annotation is ``Annotated[TYPE, typer.Option(...), CLI_TYPE]``; the last, which may be left out, is what the
@@ -150,7 +150,7 @@ def own_options(parameters: Iterable[inspect.Parameter]) -> list[inspect.Paramet
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
             hints = get_type_hints(get_args(parameter.annotation)[0], include_extras=True)
-            options += own_options(option(name, hint, DEFAULTS.get(name)) for name, hint in hints.items())
+            options += expand_options(option(name, hint, DEFAULTS.get(name)) for name, hint in hints.items())
         if parameter.name in EXAMINED or get_origin(parameter.annotation) is not Annotated:
             continue
         type_, *marks = get_args(parameter.annotation)

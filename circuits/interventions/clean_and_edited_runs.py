@@ -11,7 +11,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun, Reference
-from circuits.interventions.replacements import Computed
+from circuits.interventions.replacements import FromFunction
 from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks, recording
 from circuits.model.decode_steps import (
     DecodeStep,
@@ -20,17 +20,17 @@ from circuits.model.decode_steps import (
     find_key_value_cache,
     past_length,
 )
-from circuits.model.edit_state import State, assert_weights_unchanged, suspended
+from circuits.model.edit_state import EditState, assert_weights_unchanged, edits_suspended
 from circuits.model.hooked_model import HookedModel, is_text
-from circuits.model.inputs import mask_of_model, mask_of_tokenizer
-from circuits.model.prompts import Prompts, own_positions
+from circuits.model.prompt_parsing import mask_of_model, mask_of_tokenizer
+from circuits.model.prompts import Prompts, positions_from_mask
 from circuits.tensors import Span
 
 CACHED = "a key-value cache"
 PADDING = "padding"
 
 
-def find_context_argument(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str | None:
+def find_nontoken_argument(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str | None:
     """Names the argument of a call, if any, that makes the model depend on more than its tokens and their mask `real`,
     as `mask_of` returns it.
     """
@@ -40,7 +40,7 @@ def find_context_argument(kwargs: Mapping[str, Any], real: Tensor | None = None)
     if isinstance(places, Tensor):
         start = past_length(kwargs)
         kept = torch.ones(1, start + places.shape[-1], dtype=torch.bool) if real is None else real
-        here, own = (x[:, start:].to(places.device) for x in (kept, own_positions(kept)))
+        here, own = (x[:, start:].to(places.device) for x in (kept, positions_from_mask(kept)))
         if bool(((places != own) & here).any()):
             return "position_ids"
     return None if find_key_value_cache(kwargs) is None else CACHED
@@ -107,11 +107,11 @@ class CleanPassResults:
         surface.check_prompts(prompts, "reference or source tokens")
         step = max(1, self.tokens_per_pass // max(1, prompts.tokens[0].numel()))
         found: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
-        with suspended(surface.model), hold_eval_mode(surface.model), torch.no_grad():
+        with edits_suspended(surface.model), hold_eval_mode(surface.model), torch.no_grad():
             for start in range(0, len(prompts), step):
                 chunk = prompts[start : start + step]
                 # A state of its own, so that the edits of the blocks around this pass do nothing.
-                state = State(rows=slice(start, start + len(chunk)), total=len(prompts))
+                state = EditState(rows=slice(start, start + len(chunk)), total=len(prompts))
                 call = EditedRuns(surface, self.results, state)
                 if prompts.padded:
                     call.run.decode_step = DecodeStep(real=chunk.real.to(surface.device))
@@ -128,7 +128,8 @@ class CleanPassResults:
                     if one.reduction is not None:
                         # One running sum, as it is there to save memory.
                         activation = sum(
-                            (kept.pop() for _ in kept[:]), one.reduction.piece(activation, chunk, one.kind)
+                            (kept.pop() for _ in kept[:]),
+                            one.reduction.reduce_chunk(activation, chunk, one.kind),
                         )
                     kept.append(activation)
         for one, kept in found.items():
@@ -148,7 +149,7 @@ class EditedRuns:
 
     surface: HookedModel
     references: Mapping[Reference, Tensor]
-    state: State
+    state: EditState
     writes: Sequence[ActivationEdit] = ()
     edges: Sequence[EdgePatch] = ()
     #: The number of runs so far.
@@ -189,7 +190,7 @@ class EditedRuns:
             length = None if tokens is None else tokens.shape[1]
             self.run.decode_step = self.generation.next(self.surface.model, kwargs, length, real)
         self.count += 1
-        generates, odd = self.run.decode_step.open, find_context_argument(kwargs, real)
+        generates, odd = self.run.decode_step.open, find_nontoken_argument(kwargs, real)
         for write in [*self.writes, *(edge.sender for edge in self.edges)]:
             if generates and not write.replacement.cache_safe:
                 raise CircuitsError(
@@ -248,7 +249,7 @@ def replacement_for(
     selected = write.selected(current, run.state.rows, run.state.total, run.decode_step)
     found = {name: run.references[one] for name, one in write.replacement.references(write).items()}
     context = HookContext(write, selected, found, run)
-    if not isinstance(write.replacement, Computed):
+    if not isinstance(write.replacement, FromFunction):
         return write.replacement.value(current, context), selected
     with assert_weights_unchanged(surface.model, f"{write.label}, the function"):
         return write.replacement.value(current, context), selected

@@ -37,8 +37,8 @@ def with_gim(recorders: Iterable[Hooked], surface: HookedModel) -> list[Hooked]:
             after.append((scale, torch.Tensor.detach))
     for layer in range(surface.n_layers):
         attention = f"blocks.{layer}.attn"
-        after += [(f"{attention}.hook_{name}", _share(part)) for name, part in SHARES.items()]
-        keep, at_temperature = _softmax()
+        after += [(f"{attention}.hook_{name}", _scale_gradient(part)) for name, part in SHARES.items()]
+        keep, at_temperature = _softmax_gradient_hooks()
         after += [(f"{attention}.hook_attn_scores", keep), (f"{attention}.hook_pattern", at_temperature)]
     return [*before, *recorders, *after]
 
@@ -46,7 +46,9 @@ def with_gim(recorders: Iterable[Hooked], surface: HookedModel) -> list[Hooked]:
 def _hold_scale(surface: HookedModel, path: str) -> tuple[Function, Function]:
     """Returns what keeps the input of a norm, and what gives its output the gradient at a constant scale."""
     weight = next(surface.model.get_submodule(path).parameters(), torch.ones(surface.sizes["d_model"] or 1))
-    norm = Norm.at(surface, path, torch.randn(1, *weight.shape, device=surface.device).to(weight.dtype)[None])
+    norm = Norm.find(
+        surface, path, torch.randn(1, *weight.shape, device=surface.device).to(weight.dtype)[None]
+    )
     seen: list[Tensor] = []
 
     def freeze(output: Tensor) -> Tensor:
@@ -56,12 +58,12 @@ def _hold_scale(surface: HookedModel, path: str) -> tuple[Function, Function]:
     return seen.append, freeze
 
 
-def _share(part: float) -> Function:
+def _scale_gradient(part: float) -> Function:
     """Returns a function that passes an activation on, and that part of its gradient back."""
     return lambda x: with_gradient_of(x, part * x)
 
 
-def _softmax() -> tuple[Function, Function]:
+def _softmax_gradient_hooks() -> tuple[Function, Function]:
     """Returns what reads a layer's scores, and what gives its pattern the gradient at another temperature."""
     seen: list[Tensor] = []
     # Times the temperature, as the softmax at temperature T has 1/T of the gradient of that of scores/T.

@@ -94,16 +94,16 @@ def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
     """Returns a task's own settings as ``--set`` gives them."""
     if not settings:
         return {}
-    from interp_tasks.training.config import list_keys, typed
+    from interp_tasks.training.config import list_valued_keys, parse_setting_value
     from tasks import registry
 
     # A task that --import brings is not known yet when the options are checked.
-    lists = list_keys(task) if task in registry.names() else frozenset()
+    lists = list_valued_keys(task) if task in registry.names() else frozenset()
     config = {}
     for name, value in parse_settings([text.strip().removeprefix("task.") for text in settings]).items():
         if "." in name:
             raise UserError(f"--set {name}: here it sets the task's own settings, such as task.n=4")
-        config[name] = typed(value, is_list=f"task.{name}" in lists)
+        config[name] = parse_setting_value(value, is_list=f"task.{name}" in lists)
     return config
 
 
@@ -112,4 +112,4 @@ def check_task_name(name: str) -> None:
     from tasks import registry
 
     if name not in registry.names():
-        raise UserError(registry.unknown(name))
+        raise UserError(registry.unknown_task_message(name))

@@ -151,12 +151,12 @@ def drop_or_reason(
             f"it is half-way from the first values to the last by step {at[crossing]:.0f}, "
             "too early to tell a plateau before (train.log_every)"
         )
-    first, last = _passage(curve, ahead, around, crossing, plateau - 0.3 * change, plateau - 0.7 * change)
+    first, last = _fall_bounds(curve, ahead, around, crossing, plateau - 0.3 * change, plateau - 0.7 * change)
     early, late = flat[: len(flat) // 2], flat[-(len(flat) // 2) :]
     speed = (np.median(curve[early]) - np.median(curve[late])) / (np.median(at[late]) - np.median(at[early]))
     if speed > STEADY * 0.4 * change / (at[last] - at[first]):
         return f"it {moves}s about as fast before its middle as in it: gradually, off no plateau"
-    onset, end = _passage(curve, ahead, around, crossing, plateau - 0.1 * change, plateau - 0.9 * change)
+    onset, end = _fall_bounds(curve, ahead, around, crossing, plateau - 0.1 * change, plateau - 0.9 * change)
     return Drop(
         onset=int(at[onset]),
         end=int(at[end]),
@@ -204,7 +204,7 @@ def _plateau_and_crossing(
     return plateau, crossing
 
 
-def _passage(
+def _fall_bounds(
     curve: Array, ahead: Array, around: Array, crossing: int, start: float, end: float
 ) -> tuple[int, int]:
     """Returns where a fall leaves one level and reaches another: the last index before the crossing at which it is

@@ -27,7 +27,7 @@ SINGULAR = 1e-9
 
 
 @dataclass(frozen=True)
-class Functions:
+class FunctionSet:
     """Functions of an example, by their values on the examples [example pos] on which activations are fitted.
 
     Attributes:
@@ -47,12 +47,12 @@ class Functions:
         return {_key(row): number for number, row in enumerate(self.examples.tensor.tolist())}
 
     @cached_property
-    def inverse(self) -> Tensor:
+    def gram_pinv(self) -> Tensor:
         """What takes the means of function × activation to least squares' coefficients."""
         values = self.values.tensor
         return torch.linalg.pinv(values.T @ values / len(values), hermitian=True, rtol=SINGULAR)
 
-    def at(self, tokens: Tensor) -> Tensor:
+    def values_at(self, tokens: Tensor) -> Tensor:
         """Returns the functions at a run's examples, [batch function]; refuses examples that were not fitted."""
         rows = [self._row_of.get(_key(row), -1) for row in tokens.tolist()]
         if -1 in rows:
@@ -72,10 +72,10 @@ def _key(row: Any) -> Any:
 class FunctionCoefficients(Reduction):
     """The mean of an activation over the examples, and each function's coefficient, [1 + function ...], float64."""
 
-    functions: Functions
+    functions: FunctionSet
 
-    def piece(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
-        functions = self.functions.at(prompts.tokens).to(activation.device)
+    def reduce_chunk(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+        functions = self.functions.values_at(prompts.tokens).to(activation.device)
         functions = torch.cat([functions.new_ones(len(functions), 1), functions], 1)
         # A masked score is minus infinity in every example, and no part of it depends on the example.
         activation = activation.double().masked_fill(activation.isneginf(), 0.0)
@@ -83,7 +83,7 @@ class FunctionCoefficients(Reduction):
 
     def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         means = total.flatten(1) / len(prompts)
-        coefficients = (self.functions.inverse @ means[1:].cpu()).to(total.device)
+        coefficients = (self.functions.gram_pinv @ means[1:].cpu()).to(total.device)
         return torch.cat([means[:1], coefficients]).reshape(-1, *total.shape[1:])
 
 
@@ -91,7 +91,7 @@ class FunctionCoefficients(Reduction):
 class RemoveFitted(Replacement):
     """The activation minus its fitted part; with `keep`, the mean plus that part alone."""
 
-    functions: Functions
+    functions: FunctionSet
     keep: bool
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
@@ -107,7 +107,7 @@ class RemoveFitted(Replacement):
             )
         if context.mask is not None:
             raise CircuitsError(f"{self.functions.caller}: the run has padding, and the fit had none")
-        functions = context.run.once(id(self), lambda: self.functions.at(tokens))
+        functions = context.run.once(id(self), lambda: self.functions.values_at(tokens))
         fit = context.references["fit"].to(current.device)
         share = (functions.to(current.device) @ fit[1:].flatten(1)).reshape(current.shape)
         new = fit[:1] + share if self.keep else current.double() - share
@@ -119,7 +119,7 @@ class RemoveFitted(Replacement):
 
 def fourier_functions(
     grid: Snapshot, coords: Positions, period: int, keys: tuple[int, ...], directions: str, caller: str
-) -> Functions:
+) -> FunctionSet:
     """Returns Fourier functions of the coordinates of a grid, the ids at the positions `coords`; refuses one that does
     not hold every combination of them exactly once, as orthonormality needs.
     """
@@ -139,10 +139,10 @@ def fourier_functions(
     x = x.cpu().long()
     x = x.sum(1, keepdim=True) if directions == "sum" else x
     values = Snapshot(torch.cat([wave_products(x, key, period) for key in keys], 1))
-    return Functions(caller, grid, values, {"value": "frequencies", **described, "grid": grid.describe()})
+    return FunctionSet(caller, grid, values, {"value": "frequencies", **described, "grid": grid.describe()})
 
 
-def class_functions(examples: Snapshot, classes: Tensor, caller: str) -> Functions:
+def class_functions(examples: Snapshot, classes: Tensor, caller: str) -> FunctionSet:
     """Returns a function for each class of some examples, [example], or of each kind of classes, [example kind].
 
     Raises `CircuitsError` for examples of which two are equal, and for anything but a whole number for each of them.
@@ -159,4 +159,4 @@ def class_functions(examples: Snapshot, classes: Tensor, caller: str) -> Functio
     numbers = (kind.cpu().unique(return_inverse=True)[1] for kind in kinds.T)
     values = torch.cat([torch.nn.functional.one_hot(kind).double() for kind in numbers], 1)
     described = {"classes": Snapshot(kinds.long()).describe(), "examples": examples.describe()}
-    return Functions(caller, examples, Snapshot(values - values.mean(0)), {"value": "classes", **described})
+    return FunctionSet(caller, examples, Snapshot(values - values.mean(0)), {"value": "classes", **described})

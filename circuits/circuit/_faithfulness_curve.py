@@ -11,8 +11,16 @@ import pandas as pd
 from torch import nn
 
 from circuits.circuit._circuit import Circuit
-from circuits.circuit._component_graph import EVERYWHERE, NOWHERE, Effect, Graph, Member, Where, parse_member
-from circuits.circuit._measurement import Examples, Measurement
+from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup
+from circuits.circuit._component_graph import (
+    EVERYWHERE,
+    NOWHERE,
+    Effect,
+    Graph,
+    Member,
+    PositionSet,
+    parse_member,
+)
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.layout import draw
 from circuits.figures.panels import curve as lines
@@ -21,7 +29,7 @@ from circuits.model.types import BatchLike, Figure, MetricLike, RankingLike, Tok
 from circuits.statistics import LEVEL
 from circuits.sweeps.metrics import Row
 from circuits.tables import chosen_metrics, ci_columns, interval_columns, short_table
-from circuits.validate import index_by_text, is_whole, parse_draws, parse_seed
+from circuits.validate import is_whole, parse_draws, parse_seed, stringify_keys
 
 _CALLER = "circuit.curve"
 #: The columns that a curve shows of itself.
@@ -113,16 +121,16 @@ def curve(
     if not rankings:
         raise CircuitsError(f"{_CALLER}: give a ranking, or several by name, such as {{'exact': found}}")
     seed, asked = parse_seed(seed, _CALLER), None if sizes is None else _parse_sizes(sizes)
-    named = index_by_text(rankings, _CALLER, "rankings")
+    named = stringify_keys(rankings, _CALLER, "rankings")
     given = {name: _Ranking.of(ranking, f"{_CALLER}: {name}") for name, ranking in named.items()}
-    examples = Examples.read(_CALLER, model, base, source, metric, batch, how)
-    runs = Measurement.of(examples, batch_size, seed, parse_draws(draws, _CALLER))
+    examples = PatchSetup.parse(_CALLER, model, base, source, metric, batch, how)
+    runs = CircuitRunner.of(examples, batch_size, seed, parse_draws(draws, _CALLER))
     rows, areas = list[Row](), list[Row]()
     for name, ranking in given.items():
-        for points, area in _ranking_curve(runs, ranking.on(runs.graph), asked):
+        for points, area in _ranking_curve(runs, ranking.resolve(runs.graph), asked):
             rows += [{"ranking": name, **row} for row in points]
             areas.append({"ranking": name, **area})
-    return Curve(pd.DataFrame(rows), pd.DataFrame(areas), runs.baseline(), runs.settings())
+    return Curve(pd.DataFrame(rows), pd.DataFrame(areas), runs.tabulate_ends(), runs.settings())
 
 
 def smallest(
@@ -158,21 +166,21 @@ def smallest(
     if isinstance(faithfulness, bool) or not 0 < faithfulness <= 1:
         raise CircuitsError(f"{caller}: faithfulness={faithfulness!r}; give a share above 0, at most 1")
     given = _Ranking.of(ranking, caller)
-    examples = Examples.read(caller, model, base, source, metric, batch, how)
-    runs = Measurement.of(examples, batch_size, 0, 1000)
-    runs.baseline()
-    members = given.on(runs.graph)
+    examples = PatchSetup.parse(caller, model, base, source, metric, batch, how)
+    runs = CircuitRunner.of(examples, batch_size, 0, 1000)
+    runs.tabulate_ends()
+    members = given.resolve(runs.graph)
     below, size = 0, len(members.entries)
     while size - below > 1:
         middle = (below + size) // 2
-        kept = runs.of_circuit(members.first(middle))
+        kept = runs.measure_circuit(members.top_circuit(middle))
         enough = all(found.share[0] >= faithfulness for _, found in runs.faithfulness([kept]))
         below, size = (below, middle) if enough else (middle, size)
-    return members.first(size)
+    return members.top_circuit(size)
 
 
 def _ranking_curve(
-    measurement: Measurement, ranking: _Ranking, asked: list[int | float] | None
+    measurement: CircuitRunner, ranking: _Ranking, asked: list[int | float] | None
 ) -> Iterator[tuple[list[Row], Row]]:
     """Yields the points of a ranking's curve under each metric, and the areas under it.
 
@@ -181,14 +189,14 @@ def _ranking_curve(
     entries = ranking.entries
     whole = len(measurement.candidates(ranking.kind) | {member for member, _ in entries})
     at_positions = any(at != EVERYWHERE for _, at in entries)
-    total = whole * measurement.positions if at_positions else whole
+    total = whole * measurement.position_count if at_positions else whole
     inner = [size for size in _choose_curve_sizes(asked, total) if size <= len(entries) and size < total]
     shares = [measurement.share_of(entries[:size], whole) for size in inner]
     counts, share = [0, *inner, total], np.array([0.0, *shares, 1.0])
-    runs = [measurement.of_circuit(ranking.first(size)) for size in inner]
+    runs = [measurement.measure_circuit(ranking.top_circuit(size)) for size in inner]
     for metric, measured in measurement.faithfulness([measurement.source, *runs, measurement.clean]):
         points = [
-            {"metric": metric, "size": size, "share": share[at], **measured.columns(at), "n": measured.n}
+            {"metric": metric, "size": size, "share": share[at], **measured.row_of_run(at), "n": measured.n}
             for at, size in enumerate(counts)
         ]
         area: Row = {"metric": metric, "sizes": len(inner), "of": total}
@@ -205,7 +213,7 @@ class _Ranking:
     """Members, the largest first, each with the positions that it adds."""
 
     kind: str
-    entries: list[tuple[Member, Where]]
+    entries: list[tuple[Member, PositionSet]]
     graph: Graph | None  # of a screening
     effects: Mapping[Member, Effect]
     caller: str
@@ -223,8 +231,8 @@ class _Ranking:
         if len(set(given)) < len(given):
             raise CircuitsError(f"{caller}: a ranking names a member twice")
         kind = "edges" if "->" in str(given[0]) else "nodes"
-        known: dict[Member, Where] = {}
-        entries: list[tuple[Member, Where]] = []
+        known: dict[Member, PositionSet] = {}
+        entries: list[tuple[Member, PositionSet]] = []
         for name in given:
             member, at = parse_member(name, kind, caller)
             before = known.get(member, NOWHERE)
@@ -233,15 +241,15 @@ class _Ranking:
                 entries.append((member, added))
         return cls(kind, entries, graph, effects, caller)
 
-    def on(self, graph: Graph) -> _Ranking:
+    def resolve(self, graph: Graph) -> _Ranking:
         """Returns the same with the graph of a model; refuses members that it lacks."""
         graph.check_same(self.graph, self.caller)
         graph.check((member for member, _ in self.entries), self.kind, self.caller)
         return replace(self, graph=graph)
 
-    def first(self, size: int) -> Circuit:
+    def top_circuit(self, size: int) -> Circuit:
         """Returns the circuit of the first members."""
-        where: dict[Member, Where] = {}
+        where: dict[Member, PositionSet] = {}
         for member, at in self.entries[:size]:
             where[member] = where.get(member, NOWHERE) | at
         return Circuit.of(self.kind, where, self.graph, self.effects)

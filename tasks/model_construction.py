@@ -176,7 +176,7 @@ def hooked_config(
     )
 
 
-def initialise(model: HookedTransformer, settings: ModelSettings, seed: int, n_read_outs: int = 1) -> None:
+def init_params(model: HookedTransformer, settings: ModelSettings, seed: int, n_read_outs: int = 1) -> None:
     """Draws the parameters of a model, each with a generator of its own, so that none depends on the others, and
     freezes the biases that do not train.
 
@@ -189,7 +189,7 @@ def initialise(model: HookedTransformer, settings: ModelSettings, seed: int, n_r
             random_stream = generator(seed, "init", name)
             if kind == "w":
                 parameter.fill_(1.0)
-            elif settings.init == "torch" and (bound := torch_bound(kind, settings)) is not None:
+            elif settings.init == "torch" and (bound := uniform_init_bound(kind, settings)) is not None:
                 parameter.uniform_(-bound, bound, generator=random_stream)
             elif kind.startswith("b"):
                 parameter.zero_()
@@ -201,7 +201,7 @@ def initialise(model: HookedTransformer, settings: ModelSettings, seed: int, n_r
                     parameter, std=std, a=-2 * std, b=2 * std, generator=random_stream
                 )
             else:
-                std = normal_std(kind, settings, model.cfg.d_vocab_out)
+                std = normal_init_std(kind, settings, model.cfg.d_vocab_out)
                 parameter.normal_(0.0, std, generator=random_stream)
             if kind.startswith("b_") and (
                 settings.biases == "frozen" or (settings.biases == "mlp" and ".mlp." not in name)
@@ -214,7 +214,7 @@ def is_post_norm(model: HookedTransformer) -> bool:
     return getattr(model.cfg, "norm", "pre") == "post"
 
 
-def normal_std(kind: str, settings: ModelSettings, d_vocab_out: int) -> float:
+def normal_init_std(kind: str, settings: ModelSettings, d_vocab_out: int) -> float:
     """Returns the standard deviation that a matrix of this kind is drawn with."""
     if settings.init == "gpt2" and kind in ("W_O", "W_out"):
         return float(settings.init_std * (2 * settings.n_layers) ** -0.5)
@@ -225,7 +225,7 @@ def normal_std(kind: str, settings: ModelSettings, d_vocab_out: int) -> float:
     return float((d_vocab_out if kind == "W_U" else settings.d_model) ** -0.5)
 
 
-def torch_bound(kind: str, settings: ModelSettings) -> float | None:
+def uniform_init_bound(kind: str, settings: ModelSettings) -> float | None:
     """Returns the ±bound of tensors that ``nn.Linear`` and ``nn.MultiheadAttention`` draw uniformly; ``None`` for
     others.
 

@@ -17,7 +17,7 @@ from scipy.spatial.distance import cdist
 from scipy.stats import rankdata
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import Tables, correlation, interval, resamples
+from interp_tasks.measurement.embeddings import Embeddings, correlation, percentile_interval, point_weights
 from interp_tasks.measurement.result import Row, numbers
 
 if TYPE_CHECKING:
@@ -115,16 +115,16 @@ def token_values_up_to(task: Task | None, largest: float | None) -> dict[int, fl
     return kept
 
 
-def labels_of(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
+def axis_coordinates(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
     """Returns where each position of the grid lies along each axis."""
     sizes = tuple(axes.values())
     return dict(zip(axes, np.unravel_index(np.arange(math.prod(sizes)), sizes), strict=True))
 
 
-def axis_labels(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
+def cluster_labels(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
     """Returns the labels of the axes of which positions can make clusters: neither one line nor all positions."""
     cells = math.prod(axes.values())
-    return {axis: labels for axis, labels in labels_of(axes).items() if 1 < axes[axis] < cells}
+    return {axis: labels for axis, labels in axis_coordinates(axes).items() if 1 < axes[axis] < cells}
 
 
 def alignment(points: Array, last: Array, weights: Array) -> Array:
@@ -142,13 +142,13 @@ def token_metrics(
         values: ``[point]``, which the embeddings ``points [point d]`` stand for.
         last: those of the run's last checkpoint.
     """
-    weights, (_, scores) = resamples(len(values), seed), principal_components(points)
+    weights, (_, scores) = point_weights(len(values), seed), principal_components(points)
     quantities = {}
     at = {value: index for index, value in enumerate(values.tolist())}
     pairs = [(index, at[-value]) for value, index in at.items() if value > 0 and -value in at]
     if pairs:
         up, down = np.linalg.norm(points, axis=1)[np.array(pairs).T]
-        resampled_pairs = resamples(len(pairs), seed)
+        resampled_pairs = point_weights(len(pairs), seed)
         gap = (resampled_pairs @ np.abs(up - down)) / (resampled_pairs @ ((up + down) / 2))
         quantities["norm asymmetry"] = ("v against -v", gap)
         quantities["norm symmetry"] = ("v against -v", correlation(up, down, resampled_pairs))
@@ -169,11 +169,15 @@ def token_metrics(
 
 
 def token_rows(
-    values: Mapping[int, float], tables: Tables, other: Tables | None, end: Tables | None, seed: int
+    values: Mapping[int, float],
+    tables: Embeddings,
+    other: Embeddings | None,
+    end: Embeddings | None,
+    seed: int,
 ) -> Iterator[Row]:
     """Yields rows of the token embeddings, beside those of an untrained model."""
 
-    def measured(of: Tables) -> dict[str, tuple[str, Array]]:
+    def measured(of: Embeddings) -> dict[str, tuple[str, Array]]:
         last = None if end is None else end.rows(values)
         return token_metrics(np.array(list(values.values())), of.rows(values), last, seed)
 
@@ -181,7 +185,7 @@ def token_rows(
     for metric, (about, value) in measured(tables).items():
         row = {"variant": "tokens", "site": "embed", "n": len(values), "intervention": about}
         beside = float(baseline[metric][1][0]) if metric in baseline else None
-        yield {**row, "metric": metric, **numbers(value[0], interval(value[1:]), beside)}
+        yield {**row, "metric": metric, **numbers(value[0], percentile_interval(value[1:]), beside)}
 
 
 def position_rows(
@@ -191,7 +195,7 @@ def position_rows(
     cells = len(plane)
     common: Row = {"variant": "positions", "site": "pos_embed", "n": cells}
     for prefix, points in (("", positions[:cells]), ("t-SNE ", plane)):
-        for axis, labels in axis_labels(axes).items():
+        for axis, labels in cluster_labels(axes).items():
             value, null, p = silhouette_test(points, labels, seed)
             name = f"{prefix}silhouette by {axis}"
             about = {**common, "intervention": "against permuted labels", "metric": name}
@@ -200,14 +204,14 @@ def position_rows(
     axis, size = next(iter(axes.items()))
     if size > 2:
         # The one or two lines in the middle of the first axis.
-        middle = np.abs(labels_of(axes)[axis] - (size - 1) / 2) < 1
+        middle = np.abs(axis_coordinates(axes)[axis] - (size - 1) / 2) < 1
         norms = [np.linalg.norm(each[:cells], axis=1) for each in (positions, other) if each is not None]
         ratios = [float(each[middle].mean() / each[~middle].mean()) for each in norms]
         about = {**common, "intervention": "norms", "metric": f"norm of the middle {axis} / others"}
         yield {**about, **numbers(ratios[0], baseline=ratios[1] if ratios[1:] else None)}
 
 
-def token_points(values: Mapping[int, float], tables: Tables) -> pandas.DataFrame:
+def token_points(values: Mapping[int, float], tables: Embeddings) -> pandas.DataFrame:
     """Returns the table of the figures of tokens."""
     points = tables.rows(values)
     named = {"value": list(values.values()), "norm": np.linalg.norm(points, axis=1)}
@@ -219,4 +223,4 @@ def position_points(axes: Mapping[str, int], positions: Array, plane: Array) -> 
     """Returns the table of the figures of positions; the last column has what they are coloured by."""
     norms = np.linalg.norm(positions[: len(plane)], axis=1)
     named = {"position": range(len(plane)), "norm": norms, "t-SNE 1": plane[:, 0], "t-SNE 2": plane[:, 1]}
-    return pandas.DataFrame(named | labels_of(axes))
+    return pandas.DataFrame(named | axis_coordinates(axes))

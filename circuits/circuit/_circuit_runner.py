@@ -12,29 +12,29 @@ import pandas as pd
 from torch import Tensor
 
 from circuits.circuit._circuit import Circuit
-from circuits.circuit._component_graph import EVERYWHERE, Edge, Graph, Member, Where
-from circuits.circuit._intervention import CircuitEdit, cached_replacement, is_sender
+from circuits.circuit._component_graph import EVERYWHERE, Edge, Graph, Member, PositionSet
+from circuits.circuit._intervention import CircuitEdit, is_sender, replacement_from_cache
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import run_within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import run
 from circuits.interventions.base import MeanOverExamples, Reference, Replacement
-from circuits.interventions.model_runs import CleanPassResults
+from circuits.interventions.clean_and_edited_runs import CleanPassResults
 from circuits.interventions.replacements import Zero, align_mean, parse_source
 from circuits.model.edit_state import get_edit_state
 from circuits.model.hooked_model import HookedModel
-from circuits.model.inputs import parse_prompts
+from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.statistics import LEVEL, bootstrap, ratio
-from circuits.sweeps.metrics import Metric, PerExample, Row, unedited_logit_diff
+from circuits.sweeps.metrics import Metric, PerExample, Row, top_two_logit_diff
 from circuits.tables import interval_columns
 
-Self = TypeVar("Self", bound="Examples")
+Self = TypeVar("Self", bound="PatchSetup")
 
 
 @dataclass(frozen=True)
-class Examples:
+class PatchSetup:
     """The inputs of patches from `source` into `base`, and the metric of their effect.
 
     Attributes:
@@ -50,7 +50,7 @@ class Examples:
     how: str = "resample"
 
     @classmethod
-    def read(
+    def parse(
         cls: type[Self], caller: str, model: Any, base: Any, source: Any, metric: Any, batch: Any, how: str
     ) -> Self:
         """Reads the arguments, and refuses what does not fit.
@@ -62,10 +62,10 @@ class Examples:
         prompts = parse_prompts(surface, base, caller, "base")
         surface.check_prompts(prompts, f"{caller}: base tokens")
         other = parse_source(source, prompts, surface, how, caller)
-        measured = Metric.of(metric, batch, (surface, prompts), caller, default=unedited_logit_diff)
+        measured = Metric.of(metric, batch, (surface, prompts), caller, default=top_two_logit_diff)
         return cls(caller, surface, prompts, other, measured, how)
 
-    def outside_blocks(self: Self) -> Self:
+    def check_outside_blocks(self: Self) -> Self:
         """Raises `CircuitsError` inside a block, whose edits some of the runs would have and others not.
 
         This holds even where the edits do not change base, because they may change a patched run.
@@ -77,7 +77,7 @@ class Examples:
             )
         return self
 
-    def parts(self: Self, size: int) -> Iterator[Self]:
+    def iter_chunks(self: Self, size: int) -> Iterator[Self]:
         """Yields at most `size` examples at a time, in order; one source of a batch of 1 serves all."""
         for start in range(0, len(self.base), size):
             rows = slice(start, min(start + size, len(self.base)))
@@ -94,14 +94,14 @@ class Examples:
         passes.fetch(wanted.values())
         return {hook: passes.results[one] for hook, one in wanted.items()}
 
-    def checked(self, output: Any) -> Tensor:
+    def check_output(self, output: Any) -> Tensor:
         """Returns the output of the model; refuses one that no metric can read."""
         if not isinstance(output, Tensor) or not output.is_floating_point():
             raise CircuitsError(f"{self.caller}: the output is {type(output).__name__}, no tensor of numbers")
         return output
 
 
-def concatenated(parts: Sequence[PerExample]) -> PerExample:
+def concat_per_example(parts: Sequence[PerExample]) -> PerExample:
     """Concatenates sums and counts over examples, by metric."""
     found: PerExample = {}
     for name in parts[0]:
@@ -110,10 +110,10 @@ def concatenated(parts: Sequence[PerExample]) -> PerExample:
     return found
 
 
-class _Part(NamedTuple):
+class _ExampleChunk(NamedTuple):
     """Some examples that are run together, what edges that are cut carry in them, and the clean output."""
 
-    examples: Examples
+    examples: PatchSetup
     replacement: Replacement
     clean: Tensor | None  # kept where the metric compares with it
 
@@ -122,7 +122,7 @@ class _Part(NamedTuple):
 
 
 @dataclass
-class Measurement:
+class CircuitRunner:
     """One set of examples, and what was measured on them.
 
     Attributes:
@@ -133,7 +133,7 @@ class Measurement:
         forwards: how often the model was run on a part of the examples, sources too.
     """
 
-    examples: Examples
+    examples: PatchSetup
     graph: Graph
     size: int
     seed: int
@@ -141,19 +141,19 @@ class Measurement:
     clean: PerExample = field(default_factory=dict)
     source: PerExample = field(default_factory=dict)
     forwards: int = 0
-    _parts: list[_Part] = field(default_factory=list)
+    _parts: list[_ExampleChunk] = field(default_factory=list)
     _known: dict[tuple[Circuit, bool], PerExample] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, examples: Examples, batch_size: int | None, seed: int, draws: int) -> Measurement:
+    def of(cls, examples: PatchSetup, batch_size: int | None, seed: int, draws: int) -> CircuitRunner:
         """Runs the model on base and source, with the activations of the source's senders kept."""
-        surface = examples.outside_blocks().surface
+        surface = examples.check_outside_blocks().surface
         graph = Graph.of(surface)
         # What every sender changes of the stream.
         kept = len(graph.nodes) * (surface.sizes["d_model"] or 1)
         size = rows_in_a_forward(surface, examples.base.shape[1], batch_size, examples.caller, kept=kept)
         measurement = cls(examples, graph, size, seed, draws)
-        run_within_memory(size, measurement._prepare)
+        run_within_memory(size, measurement._run_clean_and_source)
         return measurement
 
     def settings(self) -> Row:
@@ -162,7 +162,7 @@ class Measurement:
         how |= {"n": len(self.examples.base), "batch_size": self.size, "forwards": self.forwards}
         return how | self.examples.surface.settings
 
-    def baseline(self) -> pd.DataFrame:
+    def tabulate_ends(self) -> pd.DataFrame:
         """Tabulates the clean and the source run, a row per metric.
 
         Warns of a metric by which the two runs do not surely differ: faithfulness is then a share of nothing.
@@ -182,7 +182,7 @@ class Measurement:
             rows.append({"metric": metric, "clean": clean, "source": source, **gap, "n": measured.n})
         return pd.DataFrame(rows)
 
-    def _prepare(self, size: int) -> None:
+    def _run_clean_and_source(self, size: int) -> None:
         """Cuts the examples into parts, each with its replacement, and measures the clean and the source run."""
         examples, caller, self.size, self._parts = self.examples, self.examples.caller, size, []
         clean: list[PerExample] = []
@@ -194,25 +194,27 @@ class Measurement:
             means = examples.means(hooks, size)
             self.forwards += -(-len(examples.source) // size)
         replacement: Replacement = Zero()
-        for part in examples.parts(size):
+        for part in examples.iter_chunks(size):
             # One source of a batch of 1 serves all parts.
             if part.source is not None and not means and (output is None or len(part.source) > 1):
                 output, activations = run(model, part.source, cache=hooks)
-                output, self.forwards = part.checked(output), self.forwards + 1
-                replacement = cached_replacement(dict(activations), caller)
+                output, self.forwards = part.check_output(output), self.forwards + 1
+                replacement = replacement_from_cache(dict(activations), caller)
             elif means:
                 at_own = {hook: align_mean(x, part.base) for hook, x in means.items()}
-                replacement = cached_replacement(at_own, caller)
-            unedited = part.checked(run(model, part.base))
+                replacement = replacement_from_cache(at_own, caller)
+            unedited = part.check_output(run(model, part.base))
             self.forwards += 1
-            one = _Part(part, replacement, unedited if part.metric.function is None else None)
+            one = _ExampleChunk(part, replacement, unedited if part.metric.function is None else None)
             self._parts.append(one)
             clean.append(one.values(unedited, "the clean run"))
             if output is not None:
                 of_all = output.expand(len(part.base), *output.shape[1:])
                 source.append(one.values(of_all, "the source run"))
-        self.clean = concatenated(clean)
-        self.source = concatenated(source) if source else self._measure(Circuit.of("edges", {}), True)
+        self.clean = concat_per_example(clean)
+        self.source = (
+            concat_per_example(source) if source else self._run_circuit(Circuit.of("edges", {}), True)
+        )
 
     # ---- Circuits
 
@@ -228,15 +230,15 @@ class Measurement:
         return frozenset(one for one, sender in senders if sender.site != "pos_embed")
 
     @property
-    def positions(self) -> int:
+    def position_count(self) -> int:
         """The positions of the longest example."""
         return self.examples.base.shape[1]
 
-    def share_of(self, members: Iterable[tuple[Member, Where]], of: int) -> float:
+    def share_of(self, members: Iterable[tuple[Member, PositionSet]], of: int) -> float:
         """Returns the share of `of` members that these are; a member at some positions counts by its share of them."""
-        return sum(at.count_positions(self.positions) for _, at in members) / (of * self.positions)
+        return sum(at.count_positions(self.position_count) for _, at in members) / (of * self.position_count)
 
-    def of_circuit(self, circuit: Circuit, keep: bool = True) -> PerExample:
+    def measure_circuit(self, circuit: Circuit, keep: bool = True) -> PerExample:
         """Returns the metric's sums and counts per example where a circuit is kept; or cut, and all else kept."""
         if (circuit, keep) not in self._known:
             candidates = self.candidates(circuit.kind)
@@ -246,21 +248,21 @@ class Measurement:
             elif len(present) == len(candidates) and set(present.values()) == {EVERYWHERE}:
                 found = self.clean if keep else self.source
             else:
-                found = self._measure(circuit, keep)
+                found = self._run_circuit(circuit, keep)
             self._known[circuit, keep] = found
         return self._known[circuit, keep]
 
-    def _measure(self, circuit: Circuit, keep: bool) -> PerExample:
+    def _run_circuit(self, circuit: Circuit, keep: bool) -> PerExample:
         def measured(size: int) -> PerExample:
             if size != self.size:
-                self._prepare(size)
+                self._run_clean_and_source(size)
             found: list[PerExample] = []
             for part in self._parts:
                 edit = CircuitEdit(circuit, part.replacement, keep)
                 output = run(self.examples.surface.model, part.examples.base, edit)
-                found.append(part.values(self.examples.checked(output), edit.label))
+                found.append(part.values(self.examples.check_output(output), edit.label))
             self.forwards += len(found)
-            return concatenated(found)
+            return concat_per_example(found)
 
         return run_within_memory(self.size, measured)
 
@@ -269,7 +271,7 @@ class Measurement:
     def faithfulness(self, runs: Sequence[PerExample]) -> Iterator[tuple[str, Faithfulness]]:
         """Yields each metric with the faithfulness of runs under it."""
         for metric in self.clean:
-            sums, counts = stacked([self.clean, self.source, *runs], metric)
+            sums, counts = stack_sums_and_counts([self.clean, self.source, *runs], metric)
             value, drawn = ratio(sums.sum(1), counts.sum(1)), bootstrap(sums, counts, self.seed, self.draws)
             if sums.shape[1] < 2:
                 drawn = np.full_like(drawn, np.nan)
@@ -301,12 +303,12 @@ class Faithfulness(NamedTuple):
     ends: tuple[np.ndarray, np.ndarray]
     n: int
 
-    def columns(self, run: int) -> Row:
+    def row_of_run(self, run: int) -> Row:
         """Returns the metric of a run and its faithfulness, with their intervals."""
         value = interval_columns("value", self.value[run], self.drawn_value[:, run])
         return value | interval_columns("faithfulness", self.share[run], self.drawn[:, run])
 
 
-def stacked(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.ndarray]:
+def stack_sums_and_counts(runs: Sequence[PerExample], metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns sums and counts [run example]."""
     return np.stack([one[metric][0] for one in runs]), np.stack([one[metric][1] for one in runs])

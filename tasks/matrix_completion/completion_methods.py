@@ -14,7 +14,7 @@ Mask = Bool[Tensor, "batch rows columns"]
 RIDGE = 1e-9
 
 
-def anchor_ratio(values: Values, hidden: Mask) -> Values:
+def fill_by_rank1_ratio(values: Values, hidden: Mask) -> Values:
     """Fills in the mean over anchors (k, l) of x_il · x_kj / x_kl, all three observed and x_kl ≠ 0; 0 without any.
 
     Exact where the rank is 1.

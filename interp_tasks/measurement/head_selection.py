@@ -13,12 +13,12 @@ import typer
 
 from circuits.model.heads import Head, parse_heads
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.options import (
+from interp_tasks.measurement.loaded_checkpoints import DEFAULT_SAMPLES, LoadedCheckpoint, declared_or_empty
+from interp_tasks.measurement.option_parsing import (
     check_choice,
-    check_positions,
+    parse_numbers,
     parse_positions,
 )
-from interp_tasks.measurement.subjects import DEFAULT_SAMPLES, LoadedCheckpoint, declared_or_empty
 
 if TYPE_CHECKING:
     from circuits import Intervention
@@ -51,7 +51,7 @@ UNINTERPRETABLE = "uninterpretable"
 NO_CLASSES = "--by-class finds classes on other examples, and --tokens are all there are: give a task"
 
 
-def parse_limits(
+def parse_edit_options(
     mode: str, keys: Any = None, positions: Any = ALL, scale: float | None = None
 ) -> dict[str, Any]:
     """Returns where and how an edit of heads acts, as results record it: ``keys``, ``positions``, and ``scale`` of
@@ -62,12 +62,12 @@ def parse_limits(
         raise UserError("--mode noise and --scale, its standard deviation above 0, go together")
     if keys is not None and mode != "uniform":
         raise UserError(f"--keys goes with --mode uniform only, not with {mode}")
-    keys = None if keys is None else check_positions("--keys", keys)
+    keys = None if keys is None else parse_numbers("--keys", keys)
     limits = {"keys": keys, "positions": parse_positions(positions)}
     return limits if scale is None else {**limits, "scale": scale}
 
 
-def edit_heads(
+def make_head_edits(
     subject: LoadedCheckpoint, mode: str, limits: Mapping[str, Any], chosen: HeadGroups
 ) -> dict[str, Intervention]:
     """Returns the edit of each choice of heads, by its label; positions and keys that the examples lack are refused.
@@ -184,7 +184,7 @@ class HeadClasses:
     followed: Mapping[str, Following]
     positions: Any
 
-    def least(self, number: int) -> tuple[Head, ...]:
+    def least_patterned(self, number: int) -> tuple[Head, ...]:
         """Returns the ``number`` heads whose best template, corrected for chance, fits worst; no threshold is used."""
         frame = self.scores.frame
         possible = frame[frame["template"].isin(self.possible)]
@@ -200,7 +200,7 @@ class HeadClasses:
         groups: dict[str, Any] = dict(self.classes.groups)
         rest = sorted([*groups.pop(OTHER, ()), *groups.pop(UNCLEAR, ())])
         groups |= {UNINTERPRETABLE: tuple(rest)} if rest else {}
-        return groups | ({f"least patterned {least}": self.least(least)} if least else {})
+        return groups | ({f"least patterned {least}": self.least_patterned(least)} if least else {})
 
 
 def classify_heads(

@@ -154,7 +154,7 @@ def p_value_at_bound(value: float, error: float, df: int | None, bound: float) -
 DRAWS, LEVEL = 1000, 0.95
 
 
-def paired_rows(
+def bootstrap_rows(
     metrics: Mapping[str, Any], baselines: Mapping[str, Any] | None, seed: int
 ) -> list[dict[str, Any]]:
     """Returns a row per metric, of per-example values or (sum, count) pairs as a task gives them.
@@ -164,7 +164,7 @@ def paired_rows(
     """
     import numpy as np
 
-    from circuits.statistics import interval, ratio
+    from circuits.statistics import percentiles, ratio
 
     rows = []
     for name, metric in metrics.items():
@@ -172,13 +172,13 @@ def paired_rows(
         series = [sums_and_counts(one) for one in both]
         sums, counts = (np.stack(part) for part in zip(*series, strict=True))
         pooled = ratio(sums.sum(1), counts.sum(1))
-        weights = resamples(seed, sums.shape[1])
+        weights = draw_counts(seed, sums.shape[1])
         resampled = ratio(weights @ sums.T, weights @ counts.T)
-        low, high = interval(resampled[:, :1], LEVEL)
+        low, high = percentiles(resampled[:, :1], LEVEL)
         row: dict[str, Any] = {"metric": name, "n": sums.shape[1], "value": pooled[0]}
         row |= {"value_ci_low": low[0], "value_ci_high": high[0]}
         if baselines is not None:
-            low, high = interval(resampled[:, :1] - resampled[:, 1:], LEVEL)
+            low, high = percentiles(resampled[:, :1] - resampled[:, 1:], LEVEL)
             row |= {"baseline": pooled[1], "effect": pooled[0] - pooled[1]}
             row |= {"effect_ci_low": low[0], "effect_ci_high": high[0]}
         rows.append(row if sums.shape[1] > 1 else without_intervals(row))
@@ -186,7 +186,7 @@ def paired_rows(
 
 
 @lru_cache(maxsize=4)
-def resamples(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
+def draw_counts(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
     """Returns how often each example is in each resample: [draws examples]; the same for every row of a table.
 
     Args:
