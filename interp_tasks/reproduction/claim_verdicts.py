@@ -416,12 +416,14 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
 
 
 def interval_of_bounds(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
-    """Returns the widest t interval of numbers of which some are known between bounds alone."""
+    """Returns the widest t interval of numbers of which some are known by bounds; of open ones that of the median."""
     bounds, n_runs = [each.bounds for each in claimed.numbers], claimed.n_runs
     lowest, unknown = min(low for low, _ in bounds), len(claimed.bounded)
     # A bound of 0 has no logarithm: then the interval is of the numbers themselves.
     forth, back = SCALES[claim.log and lowest > 0]
     found = confidence_intervals.bounded_t_interval([(forth(low), forth(high)) for low, high in bounds])
+    if found is None and n_runs >= 6:  # between the least and the largest of six lies their median with 97%
+        return estimate(interval_hull(bounds), f"of the median, order statistics, over {n_runs} runs")
     if found is None:
         lie = where_numbers_lie(claim.holds, claimed)
         return {"reason": f"no interval: {unknown} of {n_runs} runs end too soon to have the number{lie}"}
