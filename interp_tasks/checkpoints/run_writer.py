@@ -20,11 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from interp_tasks.checkpoints.checkpoint import (
-    fill_parameters,
-    read_tensors,
-    save_checkpoint,
-)
+from interp_tasks.checkpoints.checkpoint import fill_parameters, read_tensors, save_checkpoint
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
     CLOCK_FILE,

@@ -77,10 +77,7 @@ FORMAT = Annotated[
 RATE = Annotated[
     float | None,
     typer.Option(
-        "--rate",
-        metavar="GFLOPS",
-        help="GFLOP per second to reckon time with.",
-        callback=check_rate,
+        "--rate", metavar="GFLOPS", help="GFLOP per second to reckon time with.", callback=check_rate
     ),
 ]
 
@@ -152,9 +149,7 @@ class RecipeOptions(ImportOptions):
     settings: Annotated[
         list[str],
         typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="As in train.steps=1000, task.n=5, model.d_model=64. Repeat.",
+            "--set", metavar="KEY=VALUE", help="As in train.steps=1000, task.n=5, model.d_model=64. Repeat."
         ),
     ] = field(default_factory=list)
     device: DEVICE = "cpu"

@@ -14,11 +14,7 @@ import typer
 from circuits.model.heads import Head, parse_heads
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.loaded_checkpoints import DEFAULT_SAMPLES, LoadedCheckpoint, declared_or_empty
-from interp_tasks.measurement.option_parsing import (
-    check_choice,
-    parse_numbers,
-    parse_positions,
-)
+from interp_tasks.measurement.option_parsing import check_choice, parse_numbers, parse_positions
 
 if TYPE_CHECKING:
     from circuits import Intervention

@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from interp_tasks.disk import write_together
-from interp_tasks.measurement.loaded_checkpoints import (
-    Examples,
-    LoadedCheckpoint,
-    Options,
-    Refs,
-    subjects,
-)
+from interp_tasks.measurement.loaded_checkpoints import Examples, LoadedCheckpoint, Options, Refs, subjects
 from interp_tasks.measurement.option_parsing import unknown_name_error
 from interp_tasks.pages import (
     Column,
@@ -126,9 +120,7 @@ def numbers(
 
 
 def merge_rows(
-    frame: pandas.DataFrame,
-    key: Callable[[Row], tuple[Any, ...]],
-    cells: Callable[[Row], Mapping[str, Any]],
+    frame: pandas.DataFrame, key: Callable[[Row], tuple[Any, ...]], cells: Callable[[Row], Mapping[str, Any]]
 ) -> pandas.DataFrame:
     """Returns one row for all that have the same key: the first of them, with the cells that each adds."""
     import pandas

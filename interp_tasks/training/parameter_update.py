@@ -27,11 +27,7 @@ def make_optimizer(
     parameters: Sequence[Tensor], config: TrainConfig, *, captured: bool = False
 ) -> torch.optim.Optimizer:
     """Returns the optimiser that a config asks for; where its steps are captured, the learning rate is a tensor."""
-    shared: dict[str, Any] = {
-        "lr": config.learning_rate,
-        "weight_decay": config.weight_decay,
-        "fused": True,
-    }
+    shared: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": True}
     if captured:
         shared["lr"] = torch.tensor(config.learning_rate, device=parameters[0].device)
         shared["capturable"] = True

@@ -62,9 +62,7 @@ SMALLEST = 1e-12
 #: Answer (or ``""`` for the whole model) -> quantity -> step -> value.
 Curves = dict[str, dict[str, dict[int, float]]]
 RULE = typer.Option(
-    "--rule",
-    metavar="NAME[=NUMBER]",
-    help=f"Which frequencies of W_L are key: {', '.join(RULES)}.",
+    "--rule", metavar="NAME[=NUMBER]", help=f"Which frequencies of W_L are key: {', '.join(RULES)}."
 )
 KIND = typer.Option(
     "--kind",
