@@ -180,9 +180,7 @@ def error_of_guessing_zero(outcome: ShippedRunOutcome) -> float:
 def summary(found: Demo) -> list[str]:
     """Returns ten lines: both models over training, as trained and edited, and what is published."""
     outcome, sums = found.matrices, found.sums
-    matrices, answers = (
-        one.row("post", metric)["n"] for one, metric in ((outcome, "mse_masked"), (sums, "accuracy"))
-    )
+    matrices, answers = outcome.row("post", "mse_masked")["n"], sums.row("post", "accuracy")["n"]
     lines = [
         f"Matrix completion (Gopalani et al. 2024): error at the blanks of {matrices} matrices",
         curve_sparkline(outcome, f"{number(error_of_guessing_zero(outcome))} is guessing 0"),
@@ -306,9 +304,8 @@ def step_slider_figure(outcome: ShippedRunOutcome) -> plotly.graph_objects.Figur
     """Returns the pictures behind a slider, which names the marks around the drop."""
     marks = find_marks(outcome.log.path, outcome.log.name)
     named = {MARKS[mark].format(outcome.drop_or_rise): step for mark, step in marks.items()}
-    return step_slider(
-        dict(zip(step_labels([*outcome.pictures], named), outcome.pictures.values(), strict=True))
-    )
+    labels = step_labels([*outcome.pictures], named)
+    return step_slider(dict(zip(labels, outcome.pictures.values(), strict=True)))
 
 
 def curve_figure(

@@ -294,9 +294,8 @@ def metric_text(metric: str, value: float) -> str:
 def row_text(row: Mapping[Any, Any]) -> str:
     """Returns the value of a row with its interval."""
     low, high = row.get("value_ci_low"), row.get("value_ci_high")
-    return with_interval(
-        metric_text(row["metric"], row["value"]), low, high, share="accuracy" in row["metric"]
-    )
+    value = metric_text(row["metric"], row["value"])
+    return with_interval(value, low, high, share="accuracy" in row["metric"])
 
 
 def training_figure(run: Run, own: Curve) -> plotly.graph_objects.Figure:
@@ -336,19 +335,13 @@ def effects_figures(snapshots: Sequence[Snapshot], ends: Mapping[str, float]) ->
         panels = []
         for metric, mode in product(dict.fromkeys(each.effects["metric"]), MODES):
             rows = each.effects[(each.effects["metric"] == metric) & (each.effects["intervention"] == mode)]
-            grid = (
-                rows[rows["head"].notna()].pivot(index="layer", columns="head", values="effect").astype(float)
-            )
+            of_heads = rows[rows["head"].notna()]
+            grid = of_heads.pivot(index="layer", columns="head", values="effect").astype(float)
             together = rows.set_index("variant")["effect"]
             grid[ALL] = [float(together[f"layer {layer}"]) for layer in grid.index]
             text = grid.map(lambda value: "" if value != value else number(value, 3, sign=True))
-            shared: dict[str, Any] = {
-                "bar": mode == MODES[-1],
-                "signed": True,
-                "end": ends[metric],
-                "unit": "effect",
-            }
-            panels.append(heat(grid, f"{metric}: {mode}", text=text, **shared))
+            scale: dict[str, Any] = {"end": ends[metric], "signed": True, "bar": mode == MODES[-1]}
+            panels.append(heat(grid, f"{metric}: {mode}", text=text, unit="effect", **scale))
         yield draw(panels, columns=len(MODES), share_y=True)
 
 
@@ -364,9 +357,8 @@ def attention_figure(snapshots: Sequence[Snapshot], labels: Sequence[str]) -> pl
     maps = {labels[place]: torch.as_tensor(snapshots[place].maps) for place in places}
     largest = max(map(results.max_nontrivial_attention, maps.values()))
     names = position_labels(snapshots[0].task, snapshots[0].maps.shape[-1])
-    return step_slider(
-        {label: results.attention_figure(mean, names, {}, "", largest) for label, mean in maps.items()}
-    )
+    drawn = {label: results.attention_figure(mean, names, {}, "", largest) for label, mean in maps.items()}
+    return step_slider(drawn)
 
 
 def position_labels(task: Task | None, length: int) -> list[str]:
@@ -404,9 +396,6 @@ def metrics_table(snapshots: Sequence[Snapshot]) -> Section:
     frame, title = pandas.concat([each.unedited for each in snapshots]), "Metrics at every checkpoint"
     if frame.empty:
         return Text("No metrics: the checkpoints name no task.", title)
-    columns = [
-        Column("step", "step"),
-        Column("metric", "metric"),
-        Column("value [95% CI]", "value", value_text),
-    ]
+    columns = [Column(name, name) for name in ("step", "metric")]
+    columns.append(Column("value [95% CI]", "value", value_text))
     return Table(frame, title, "The unedited model.", columns, "report-metrics", tall=len(frame) > 20)

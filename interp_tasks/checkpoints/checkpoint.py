@@ -167,9 +167,8 @@ def save_checkpoint(
     }
     files = {WEIGHTS_FILE: weights}
     if training_state is not None:
-        files[TRAINING_STATE_FILE] = save(
-            {name: storable_copy(each) for name, each in training_state.items()}
-        )
+        copies = {name: storable_copy(each) for name, each in training_state.items()}
+        files[TRAINING_STATE_FILE] = save(copies)
         meta["training_state"] = digest(files[TRAINING_STATE_FILE])
     with create_folder_atomically(folder) as temporary:
         for name, content in files.items():

@@ -227,11 +227,8 @@ def read_models(
     states = {number: read_state(file) for number, file in sorted(files.items())}
     described = infer_model_config(states[max(files)], task, config, files[max(files)])
     models = {number: model_from_json(described, files[number]) for number in states}
-    return (
-        described,
-        models,
-        {number: copy_in(models[number], states[number], files[number]) for number in models},
-    )
+    copied = {number: copy_in(models[number], states[number], files[number]) for number in models}
+    return described, models, copied
 
 
 def weight_files(source: Path, step: int | None) -> dict[int, Path]:

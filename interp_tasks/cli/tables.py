@@ -369,9 +369,7 @@ def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
     for part in config.get("parts", [config]):
         said = {name: part[name] for name, unsaid in says.items() if part.get(name) not in (None, unsaid)}
         options = {OPTIONS.get(name, name.replace("_", "-")): value for name, value in said.items()}
-        each.append(
-            [name if value is True else f"{name} {as_cell(value)}" for name, value in options.items()]
-        )
+        each.append([name if one is True else f"{name} {as_cell(one)}" for name, one in options.items()])
         # Where it was named in place of the checkpoint's own.
         if part.get("task") is not None:
             settings = ", ".join(f"{name} {value}" for name, value in part.get("task_config", {}).items())

@@ -159,10 +159,8 @@ def head_rows(found: HeadClasses) -> pandas.DataFrame:
     classes = (*found.possible, UNCLEAR, OTHER)
     counts = {f"{COUNTED}{name}": len(found.classes.groups.get(name, ())) for name in classes}
     counts |= {f"{FOLLOWING}{name}": len(one.heads()) for name, one in followed}
-    counted = [
-        {"metric": name, "value": float(n), "baseline": float(len(scores.heads))}
-        for name, n in counts.items()
-    ]
+    number_of = float(len(scores.heads))
+    counted = [{"metric": name, "value": float(n), "baseline": number_of} for name, n in counts.items()]
     of_all = pandas.DataFrame([*counted, *score_distribution_rows(found)]).assign(
         variant=ALL_HEADS, n=scores.mass.shape[-1]
     )
@@ -213,9 +211,8 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     corrected = templates["effect"] / (1 - templates["baseline"])
     # Its own template where the class is one, else the one that comes closest to it.
     order = templates.assign(corrected=corrected, own=templates["metric"] == templates["intervention"])
-    order = order.sort_values(["own", "corrected"], ascending=False, kind="stable").drop(
-        columns=["corrected", "own"]
-    )
+    order = order.sort_values(["own", "corrected"], ascending=False, kind="stable")
+    order = order.drop(columns=["corrected", "own"])
     rows = order.groupby(["ref", "variant"], sort=False).head(1).sort_index()
     moving = frame[frame["metric"].str.startswith((MOVED, FOLLOWS))]
     texts = moving.assign(text=[value_text(row) for row in moving.to_dict("records")])
@@ -248,9 +245,7 @@ def figures(result: Result) -> list[Figure]:
     ).strip()
     drawn = []
     for ref, maps in result.data["maps"].items():
-        classes = result.data["classes"][ref]
-        titles = {
-            head: f"{head.layer}.{head.head} {name}" for name, of in classes.groups.items() for head in of
-        }
+        groups = result.data["classes"][ref].groups
+        titles = {head: f"{head.layer}.{head.head} {name}" for name, of in groups.items() for head in of}
         drawn.append(Figure(maps.plot(titles=titles), f"Mean attention, {ref}", caption))
     return drawn

@@ -428,11 +428,8 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
             sizes.setdefault(float(str(variant).removeprefix(TOP)), part.set_index("metric"))
         for size, part in sorted(sizes.items(), key=lambda item: item[0]):
             if 0 < size < total or part is own:
-                row = {
-                    "share": size / total,
-                    "gap": own.loc[GAP],
-                    "mark": "the circuit" if part is own else "",
-                }
+                mark = "the circuit" if part is own else ""
+                row = {"share": size / total, "gap": own.loc[GAP], "mark": mark}
                 rows.append({**circuit_view_row(part, len(refs) == 1), "size": size, **row})
     shown = pandas.DataFrame(rows)
     if len(refs) == 1:

@@ -71,12 +71,8 @@ def measure_checkpoint(subject: LoadedCheckpoint) -> pandas.DataFrame:
                 variant = f"{READ_OUT} after {name}"
                 outputs[variant] = output
                 layer = None if name == "embed" else int(name.removeprefix("layer "))
-                place = (
-                    {"site": "resid_pre", "layer": 0}
-                    if layer is None
-                    else {"site": "resid_post", "layer": layer}
-                )
-                columns[variant] = {"intervention": READ_OUT, "head": None, **place}
+                site = "resid_pre" if layer is None else "resid_post"
+                columns[variant] = {"intervention": READ_OUT, "head": None, "site": site, "layer": layer or 0}
             for name in seen.contributions:
                 label, about = component(name)
                 outputs[f"{WITHOUT} {label}"] = seen.without(name)

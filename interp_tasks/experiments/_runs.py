@@ -283,9 +283,8 @@ def levels(run: Run, curves: Mapping[str, Curve], own: Curve) -> Iterator[Row]:
     for variant in ("plateau", "final"):
         for name, each in curves.items():
             row = {**run.labels(), "variant": variant, "metric": name}
-            yield row | numbers(
-                end_level(each, own, variant), baseline=theory.get(name.partition(" (")[0], math.nan)
-            )
+            known = theory.get(name.partition(" (")[0], math.nan)
+            yield row | numbers(end_level(each, own, variant), baseline=known)
 
 
 def end_level(one: Curve, own: Curve, variant: str) -> float:
@@ -324,9 +323,8 @@ def checkpoint_metric_rows(run: str, subject: LoadedCheckpoint) -> Iterator[Row]
         output = torch.cat([subject.model(tokens) for tokens in batch.tokens.split(256)])
     part = str(subject.labels["ref"]).removeprefix(subject.stored.label)
     labels = {**subject.labels, "run": run, "ref": run, "n_runs": 1, "variant": "stored step"}
-    for row in bootstrap_rows(
-        task.metrics(output, batch) | task.accuracies(output, batch), None, subject.seed
-    ):
+    metrics = task.metrics(output, batch) | task.accuracies(output, batch)
+    for row in bootstrap_rows(metrics, None, subject.seed):
         yield {**labels, **row, "metric": f"{row['metric']}{part}"}
 
 

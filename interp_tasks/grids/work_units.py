@@ -232,10 +232,8 @@ def train_units(spec: Spec) -> list[list[TrainUnit]]:
                 "model": model_settings(task, resolved.model).model_dump(mode="json"),
             }
             varied = {key: values[key] for key in axes}
-            lasting = {
-                **content,
-                "train": {key: value for key, value in settings.items() if key not in ("seed", *GOES_ON)},
-            }
+            kept = {key: value for key, value in settings.items() if key not in ("seed", *GOES_ON)}
+            lasting = {**content, "train": kept}
             extension = {f"train.{key}": settings[key] for key in GOES_ON}
             compared = {key: value for key, value in extension.items() if key in axes}
             name = f"{folder_name_of(block.task, varied)}-{compute_content_key([lasting, compared])[:8]}"

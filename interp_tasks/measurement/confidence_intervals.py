@@ -22,13 +22,6 @@ MAX_CORNERS = 12
 Interval = tuple[float, float]
 
 
-def t_quantile(share: float, df: int) -> float:
-    """Returns the number below which a share of Student's t distribution lies."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(df, share))
-
-
 def normal_quantile(share: float) -> float:
     """Returns the quantile of the normal distribution."""
     return NormalDist().inv_cdf(share)
@@ -58,9 +51,11 @@ def standard_error(values: Sequence[float]) -> float:
 
 def t_interval(values: Sequence[float]) -> Interval | None:
     """Returns Student's t interval of a mean over runs; ``None`` for fewer than two."""
+    from scipy.special import stdtrit
+
     if len(values) < 2:
         return None
-    half = t_quantile(1 - ALPHA / 2, len(values) - 1) * standard_error(values)
+    half = float(stdtrit(len(values) - 1, 1 - ALPHA / 2)) * standard_error(values)
     return mean(values) - half, mean(values) + half
 
 

@@ -225,11 +225,8 @@ def classify_heads(
         change: patterns.movement(subject.model, own, record_patterns(subject, other.tokens), **shared)
         for change, other in paired.items()
     }
-    rules = {
-        name: rule
-        for name, rule in declared_or_empty(subject, "attention_rules").items()
-        if name in templates
-    }
+    declared = declared_or_empty(subject, "attention_rules")
+    rules = {name: rule for name, rule in declared.items() if name in templates}
     unless = {name: rule.unless for name, rule in rules.items() if rule.unless in templates}
     among = {
         name: moves[rule.static].static() if rule.static in moves else ()

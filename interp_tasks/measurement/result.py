@@ -277,10 +277,8 @@ class Result:
 
     def records(self) -> list[dict[str, Any]]:
         """Returns the rows as JSON values; a missing value is ``None``, never NaN."""
-        return [
-            {str(name): json_value(value) for name, value in row.items()}
-            for row in self.frame.to_dict("records")
-        ]
+        rows = self.frame.to_dict("records")
+        return [{str(name): json_value(value) for name, value in row.items()} for row in rows]
 
     def to_json(self) -> str:
         """Returns a list of records."""
@@ -300,9 +298,8 @@ class Result:
         table = pyarrow.Table.from_pandas(self.frame, preserve_index=False)
         stamp = {b"interp-tasks": json.dumps(self.stamp()).encode()}
         buffer = BytesIO()
-        pyarrow.parquet.write_table(
-            table.replace_schema_metadata({**(table.schema.metadata or {}), **stamp}), buffer
-        )
+        stamped = table.replace_schema_metadata({**(table.schema.metadata or {}), **stamp})
+        pyarrow.parquet.write_table(stamped, buffer)
         return buffer.getvalue()
 
     def of_metric(self, metric: str | None) -> Self:

@@ -125,12 +125,8 @@ class Run:
         # Of a mixture the examples of one of its kinds.
         known = counts.values() if isinstance(counts, dict) else [train.get("eval_samples")]
         n = max((count for count in map(int_or_none, known) if count is not None), default=None)
-        place = {
-            "run": self.name,
-            "ref": self.name,
-            "step": self.last_step,
-            "seed": int_or_none(train.get("seed")),
-        }
+        seed = int_or_none(train.get("seed"))
+        place = {"run": self.name, "ref": self.name, "step": self.last_step, "seed": seed}
         return {**place, "split": "validation", "n": n, "n_runs": 1}
 
 

@@ -139,12 +139,8 @@ class Bounds(Section):
         return (self.above is None or value > self.above) and (self.below is None or value < self.below)
 
     def __str__(self) -> str:
-        parts = [
-            f"{word} {bound:g}"
-            for word, bound in (("above", self.above), ("below", self.below))
-            if bound is not None
-        ]
-        return " and ".join(parts)
+        ends = {"above": self.above, "below": self.below}
+        return " and ".join(f"{word} {bound:g}" for word, bound in ends.items() if bound is not None)
 
 
 class Claim(Section):
@@ -335,11 +331,8 @@ def parse_paper(content: Mapping[str, Any], source: str) -> Paper:
     try:
         studies, claims = studies_and_claims(content.get("study", {}))
         rows = [{"number": number, **row} for number, row in content.get("row", {}).items()]
-        runs = [
-            with_recipe({"role": role, **run})
-            for role, several in content.get("runs", {}).items()
-            for run in several
-        ]
+        roles = content.get("runs", {})
+        runs = [with_recipe({"role": role, **run}) for role, several in roles.items() for run in several]
         return Paper(**content.get("paper", {}), row=rows, study=studies, claim=claims, run=runs)
     except ValidationError as error:
         first = error.errors()[0]

@@ -379,9 +379,8 @@ def interval_over_examples(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any
         return {"reason": "the study has no interval of this number"}
     low, high = confidence_intervals.mean_interval_ends(several)
     error = (high - low) / 2 / confidence_intervals.normal_quantile(1 - ALPHA / 2)
-    return estimate(
-        (low, high), "over examples", two_sided_p_value(claim.holds, value, error, None) if error else None
-    )
+    p = two_sided_p_value(claim.holds, value, error, None) if error else None
+    return estimate((low, high), "over examples", p)
 
 
 def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
@@ -389,11 +388,8 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     values, over = [each.value for each in claimed.numbers], f"over {claimed.n_runs} runs"
     if claimed.pooled:
         found = claimed.numbers[0].over_examples
-        return (
-            estimate(found, f"the study's, {over}")
-            if found
-            else {"reason": "no interval: the study has none"}
-        )
+        lacking = {"reason": "no interval: the study has none"}
+        return estimate(found, f"the study's, {over}") if found else lacking
     if claimed.bounded:
         return interval_of_bounds(claim, claimed)
     if claim.over == "share of runs":

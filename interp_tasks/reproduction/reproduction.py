@@ -95,18 +95,14 @@ class Condition:
                 # They stand for the runs themselves, whose names claims may ask for.
                 names = [run.name for record in self.measured for run in record.runs]
                 stand_in = dict(zip((each.on for each in done), names, strict=False))
-                found[control] = [
-                    {**row, "run": stand_in.get(row["run"], row["run"])} for row in table_of(done)
-                ]
+                table = table_of(done)
+                found[control] = [{**row, "run": stand_in.get(row["run"], row["run"])} for row in table]
         return found
 
     def verdict(self, claim: Claim) -> dict[str, Any]:
         """Returns the row of a claim: its verdict on these runs, or why there is none."""
-        row: dict[str, Any] = {
-            "run": self.name,
-            "n_runs": 0,
-            "is_published": any(each.run.published for each in self.runs),
-        }
+        is_published = any(each.run.published for each in self.runs)
+        row: dict[str, Any] = {"run": self.name, "n_runs": 0, "is_published": is_published}
         refused = refusals(self.records())
         if not self.measured and not self.missing:
             # They are there, and the study cannot be done on them.
@@ -114,20 +110,15 @@ class Condition:
         lacks_one = any(has_ending(each.name, runs_named(claim)) for each in self.missing)
         if not self.measured or (self.study.together and lacks_one):
             hours = sum(run.hours for run in missing_runs(self.runs, self.missing)) or None
-            return row | {
-                "verdict": "not run",
-                "reason": join_remarks("not measured", *refused),
-                "hours": hours,
-            }
-        controls: dict[str, Rows | str] = {
-            name: self.controls[name] for name in claim.control_names(self.study)
-        }
+            reason = join_remarks("not measured", *refused)
+            return row | {"verdict": "not run", "reason": reason, "hours": hours}
+        names = claim.control_names(self.study)
+        controls: dict[str, Rows | str] = {name: self.controls[name] for name in names}
         tables = {name: table for name, table in controls.items() if not isinstance(table, str)}
         row |= judge(claim, self.table, tables)
         without = [why for why in controls.values() if isinstance(why, str)]
-        return row | {
-            "reason": join_remarks(row["reason"], *(f"without {each}" for each in refused), *without)
-        }
+        lacking = (f"without {each}" for each in refused)
+        return row | {"reason": join_remarks(row["reason"], *lacking, *without)}
 
 
 def list_conditions(
@@ -348,19 +339,10 @@ def checked_paper(paper: str | Paper, preset: str, rows: Sequence[int]) -> Paper
 
 def claim_columns(claim: Claim) -> dict[str, Any]:
     """Returns the columns that are a claim's own."""
-    own = {
-        name: getattr(claim, name)
-        for name in ("row", "headline", "says", "source", "published", "rule", "what")
-    }
-    digest = digest_rule(claim)
-    return {
-        **own,
-        "claim": claim.id,
-        "published_number": claim.number,
-        "rule_digest": digest,
-        "interval": "",
-        "runs": [],
-    }
+    names = ("row", "headline", "says", "source", "published", "rule", "what")
+    own = {name: getattr(claim, name) for name in names}
+    named = {"claim": claim.id, "published_number": claim.number, "rule_digest": digest_rule(claim)}
+    return {**own, **named, "interval": "", "runs": []}
 
 
 def frame_of(verdicts: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:

@@ -266,10 +266,8 @@ def measure_on_control(job: StudyJob, scratch: Path) -> pandas.DataFrame:
 
     # An untrained model has its first step alone, one trained on shuffled labels no drop to be named after.
     mark = {"untrained": "0", "memorised": str(job.study.memorised)}.get(str(job.control), "last")
-    stand_in = {
-        untrained_run(each, scratch) if job.control == "untrained" else each.base: each.base
-        for each in job.on
-    }
+    untrained = job.control == "untrained"
+    stand_in = {untrained_run(each, scratch) if untrained else each.base: each.base for each in job.on}
     frame = job.table([f"{run}@{mark}" if job.study.at else run for run in stand_in])
     frame = frame.assign(run=frame["run"].replace(stand_in))
 
@@ -277,10 +275,8 @@ def measure_on_control(job: StudyJob, scratch: Path) -> pandas.DataFrame:
         run, _, step = ref.rpartition("@")
         return ref if run not in stand_in else f"{stand_in[run]}@{wanted or step}"
 
-    copies = [
-        frame.assign(ref=[renamed(str(ref), wanted) for ref in frame["ref"]])
-        for wanted in job.study.at or (None,)
-    ]
+    marks = job.study.at or (None,)
+    copies = [frame.assign(ref=[renamed(str(ref), wanted) for ref in frame["ref"]]) for wanted in marks]
     return pandas.concat(copies, ignore_index=True)
 
 

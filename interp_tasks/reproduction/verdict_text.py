@@ -18,11 +18,8 @@ def our_number(row: Verdict, formatted: Callable[[float], str] = number) -> str:
     if known(row["value"]):
         shown = formatted(row["value"])
     elif known(most):
-        shown = (
-            f"{formatted(least)} to {formatted(most)}"
-            if known(least) and least > 0
-            else f"< {formatted(most)}"
-        )
+        is_range = known(least) and least > 0
+        shown = f"{formatted(least)} to {formatted(most)}" if is_range else f"< {formatted(most)}"
     elif known(least) and least > 0:
         shown = f"> {formatted(least)}"
     else:
@@ -54,11 +51,6 @@ def interval_text(row: Verdict) -> str:
     return with_interval("", row["value_ci_low"], row["value_ci_high"]) or "–"
 
 
-def run_numbers(row: Verdict) -> str:
-    """Returns each run's own number."""
-    return ", ".join(number(each["value"]) for each in row["runs"])
-
-
 def controls(row: Verdict) -> str:
     """Returns the number of the untrained model, and those of one that has memorised and one on shuffled labels."""
     named = {"untrained": "", "memorised": " memorised", "shuffled": " shuffled"}
@@ -88,7 +80,7 @@ CLAIMS = (
     Column("row", "row"),
     Column("claim", "says", sentences=True),
     *RESULT,
-    Column("each seed", "runs", run_numbers),
+    Column("each seed", "runs", lambda row: ", ".join(number(each["value"]) for each in row["runs"])),
     Column("interval", "interval", sentences=True),
     Column("note", "reason", sentences=True),
 )

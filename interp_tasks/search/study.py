@@ -308,12 +308,8 @@ class SearchResult:
         return f"{pluralise(len(self.rows), 'trial')}: {states}"
 
     def to_json(self) -> str:
-        content = {
-            "search": self.identity,
-            "best": self.best,
-            "trials": self.trials,
-            "versions": search_versions(),
-        }
+        versions = search_versions()
+        content = {"search": self.identity, "best": self.best, "trials": self.trials, "versions": versions}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 

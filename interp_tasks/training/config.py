@@ -243,9 +243,8 @@ def resolve_config(
         if not dot or section not in SECTIONS or not name:
             raise UserError(f"no setting {key!r}: keys start with task., model. or train., as in train.steps")
         sections[section][name] = parse_setting_value(text, is_list=key in lists)
-    return ResolvedConfig(
-        task_name, preset, sections["task"], sections["model"], train_config(sections["train"])
-    )
+    train = train_config(sections["train"])
+    return ResolvedConfig(task_name, preset, sections["task"], sections["model"], train)
 
 
 def list_valued_keys(task_name: str) -> frozenset[str]:

@@ -158,7 +158,8 @@ class FusedForward:
         read = None if positions == tuple(range(n_pos)) else positions
         last = self.cfg.n_layers - 1
         look_up = 2 * self.cfg.d_vocab < len(tokens)
-        resid = self._embed(tokens)
+        by_token = F.embedding(tokens, self.parameters["embed.W_E"])
+        resid = self._after("ln_embed", by_token + self.parameters["pos_embed.W_pos"][:n_pos])
         for layer in range(self.cfg.n_layers):
             rows = read if layer == last else None
             if layer == 0 and look_up:
@@ -179,10 +180,6 @@ class FusedForward:
             resid = resid if dropout is None else dropout(resid, layer, "resid_post", rows)
             resid = self._after(f"blocks.{layer}.ln2", resid)
         return self._affine(self._before("ln_final", resid), "unembed.W_U", "unembed.b_U")
-
-    def _embed(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        positions = self.parameters["pos_embed.W_pos"][: tokens.shape[1]]
-        return self._after("ln_embed", F.embedding(tokens, self.parameters["embed.W_E"]) + positions)
 
     def _before(self, name: str, x: Tensor) -> Tensor:
         """Returns the input of a sublayer, from the residual stream: normalised where the model is pre-norm."""

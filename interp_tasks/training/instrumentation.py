@@ -139,10 +139,8 @@ def processor() -> str:
     named: dict[str, str] = {}
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-        named = {
-            key.strip(): value.strip()
-            for key, _, value in (line.partition(":") for line in lines.splitlines())
-        }
+        pairs = (line.partition(":") for line in lines.splitlines())
+        named = {key.strip(): value.strip() for key, _, value in pairs}
     numbers = [f"{key} {named[key]}" for key in ("cpu family", "model") if key in named]
     name = named.get("model name") or platform.processor() or platform.machine()
     return ", ".join([name, *numbers, torch.backends.cpu.get_cpu_capability()])

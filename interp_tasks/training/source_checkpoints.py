@@ -45,9 +45,9 @@ def in_parts(name: str, parts: Sequence[str]) -> bool:
 
 def comes_from_source(name: str, config: TrainConfig) -> bool:
     """Returns whether a parameter comes from ``train.start_from``: by default those that do not train, or all."""
-    return (
-        in_parts(name, config.start_parts) if config.start_parts else not in_parts(name, config.train_parts)
-    )
+    if config.start_parts:
+        return in_parts(name, config.start_parts)
+    return not in_parts(name, config.train_parts)
 
 
 def record_of(checkpoint: ResolvedCheckpoint) -> dict[str, str]:

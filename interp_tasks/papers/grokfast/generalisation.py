@@ -162,9 +162,8 @@ def order_rows(run: Run, firsts: Mapping[str, float], level: str) -> Iterator[Ro
             SPREAD: finite_or_nan(max(steps) / min(steps)) if known else math.nan,
             f"reached {level}": sum(map(math.isfinite, steps)) / len(steps),
         }
-        yield from (
-            {**run.labels(), "variant": variant, "metric": m, "value": value} for m, value in found.items()
-        )
+        for metric, value in found.items():
+            yield {**run.labels(), "variant": variant, "metric": metric, "value": value}
 
 
 def share_in_order(steps: Sequence[float]) -> float:

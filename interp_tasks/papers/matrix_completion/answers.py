@@ -51,15 +51,13 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         """Measures one checkpoint on inputs whose hidden entries hold a token, against token and truth."""
         task: Any = subject.task
         drawn: dict[str, Any] = {"seed": subject.seed, "split": subject.labels["split"]}
-        inputs = require_declaration(
-            task, "copying_inputs", n=options.get("samples") or DEFAULT_SAMPLES, **drawn
-        )
+        n = options.get("samples") or DEFAULT_SAMPLES
+        inputs = require_declaration(task, "copying_inputs", n=n, **drawn)
         rows = []
         for name, (copied, original) in inputs.items():
             output = forward(subject.model, copied.tokens)
-            compared = bootstrap_rows(
-                task.metrics(output, copied), task.metrics(output, original), subject.seed
-            )
+            metrics, baseline = task.metrics(output, copied), task.metrics(output, original)
+            compared = bootstrap_rows(metrics, baseline, subject.seed)
             rows += [{**row, "variant": name, "intervention": "token at hidden entries"} for row in compared]
         return rows
 

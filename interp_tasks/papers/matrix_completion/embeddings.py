@@ -82,10 +82,8 @@ def embeddings(
         assert task is not None
         if run in last and run not in ends:
             ends[run] = Embeddings.of(load_model(last[run], options.get("device", "cpu")))
-        values, axes = (
-            embedding_geometry.token_values_up_to(task, largest),
-            embedding_geometry.grid_sizes(task),
-        )
+        values = embedding_geometry.token_values_up_to(task, largest)
+        axes = embedding_geometry.grid_sizes(task)
         tables, other = Embeddings.of(subject.model), untrained_tables(subject)
         points = drawn.setdefault(str(subject.labels["ref"]), [])
         rows: list[Row] = []

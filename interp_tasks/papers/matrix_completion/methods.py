@@ -175,10 +175,8 @@ def ood(
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures one checkpoint on every variation of its task."""
         task: Any = subject.task
-        using, groups = (
-            list(require_declaration(task, "baselines"))[:1],
-            require_declaration(task, "variations"),
-        )
+        using = list(require_declaration(task, "baselines"))[:1]
+        groups = require_declaration(task, "variations")
         rows: list[Row] = []
         # Every group has the task of training among its own.
         measured: dict[Any, list[Row]] = {}
@@ -377,10 +375,8 @@ def correlation(one: Tensor, others: Sequence[Tensor], mask: Tensor, seed: int) 
 
     from circuits.statistics import percentiles
 
-    moments, weights = (
-        np.stack([moments_of(one, other, mask) for other in others]),
-        draw_counts(seed, len(one)),
-    )
+    moments = np.stack([moments_of(one, other, mask) for other in others])
+    weights = draw_counts(seed, len(one))
     pooled = pearson(moments.sum(1))
     # [draws series]
     resampled = np.stack([pearson(weights @ series) for series in moments], axis=1)

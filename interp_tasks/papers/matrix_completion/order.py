@@ -129,11 +129,8 @@ def measure_quantities(subject: LoadedCheckpoint, last: Embeddings) -> dict[str,
     values = {name: ("metrics", each) for name, each in metrics.items()}
     edited = metrics_with_resamples(subject, ablate.uniform(heads("all", subject.model)))[drop]
     values[f"effect of ablation on {drop}"] = "ablation", edited - metrics[drop]
-    tables, tokens, axes = (
-        Embeddings.of(subject.model),
-        task.token_values(),
-        embedding_geometry.grid_sizes(task),
-    )
+    tables, tokens = Embeddings.of(subject.model), task.token_values()
+    axes = embedding_geometry.grid_sizes(task)
     if len(tokens) >= 4:
         weights = point_weights(len(tokens), subject.seed)
         aligned = embedding_geometry.alignment(tables.rows(tokens), last.rows(tokens), weights)
@@ -181,10 +178,6 @@ def step_rows(curves: Curves, plateau: int, drop: str) -> Iterator[Row]:
             of = of_drop.setdefault(share, crossings)
             gap = percentile_interval((crossings[: len(of)] - of[: len(crossings)])[1:])
             compared = () if name == drop else (of[0], gap)
-            row = {
-                "variant": name,
-                "intervention": "of its way",
-                "metric": f"{STEP}{share:.0%}",
-                "engine": "naive",
-            }
+            row = {"variant": name, "intervention": "of its way", "metric": f"{STEP}{share:.0%}"}
+            row["engine"] = "naive"
             yield {**row, **numbers(crossings[0], percentile_interval(crossings[1:]), *compared)}

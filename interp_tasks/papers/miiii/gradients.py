@@ -125,13 +125,8 @@ def figures(result: Result) -> list[Figure]:
         for stage, norms in stages.items():
             # Of one that is 0 or infinite nothing is a share.
             largest = norms.max().where(lambda each: (each > 0) & (each < math.inf))
-            axes: dict[str, Any] = {
-                "across": "step",
-                "down": "tensor",
-                "numbers": False,
-                "row": 26,
-                "end": 1.0,
-            }
-            panels.append(heat((norms / largest).T, f"{stage}: norm / its largest", **axes))
+            axes: dict[str, Any] = {"across": "step", "down": "tensor", "row": 26, "end": 1.0}
+            share, title = (norms / largest).T, f"{stage}: norm / its largest"
+            panels.append(heat(share, title, numbers=False, **axes))
         drawn.append(Figure(draw(panels), f"Gradient norms of {run}", caption))
     return drawn

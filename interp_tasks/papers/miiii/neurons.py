@@ -249,11 +249,8 @@ def figures(result: Result) -> list[Figure]:
     for ref in refs:
         panels = []
         for name, ((first, second), values, shares) in images[ref].items():
-            options: dict[str, Any] = {
-                "numbers": False,
-                "width": 230,
-                "row": max(6, 280 // min(60, len(values))),
-            }
+            height = max(6, 280 // min(60, len(values)))
+            options: dict[str, Any] = {"numbers": False, "width": 230, "row": height}
             ends: dict[str, Any] = {"start": float(values.min()), "end": float(values.max())}
             panels.append(heat(values, name, across=second, down=first, **ends, **options))
             options |= {"unit": "share of variance (%)", "row": max(6, 280 // min(60, len(shares)))}

@@ -233,9 +233,8 @@ def sharing_rows(tensor: TensorValues, strength: Array, served: Array, seed: int
     yield row_of(tensor, TOGETHER, NEURONS, SERVING, float(served.any(0).sum()))
     more = float((served.sum(0) > 1).sum())
     yield row_of(tensor, TOGETHER, NEURONS, "neurons serving several", more, np.array(several))
-    yield row_of(
-        tensor, TOGETHER, NEURONS, "answers per neuron", strength_spread(strength, served), np.array(spread)
-    )
+    answers = strength_spread(strength, served)
+    yield row_of(tensor, TOGETHER, NEURONS, "answers per neuron", answers, np.array(spread))
 
 
 def strength_spread(strength: Array, served: Array) -> float:

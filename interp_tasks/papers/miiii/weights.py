@@ -139,9 +139,8 @@ def position_rows(inputs: GridInputs, tables: Sequence[Embeddings], seed: int) -
             about = "all dimensions" if dimensions == table.shape[1] else f"first {dimensions} dimensions"
             plain = np.ones((1, dimensions))
             beside = [similarities(each, pair, dimensions, plain) for each in others]
-            for metric, values in similarities(
-                table, pair, dimensions, point_weights(dimensions, seed)
-            ).items():
+            weights = point_weights(dimensions, seed)
+            for metric, values in similarities(table, pair, dimensions, weights).items():
                 row = {"variant": f"positions {pair[0]} and {pair[1]}", "intervention": about}
                 baseline = mean_of(float(each[metric][0]) for each in beside)
                 of_value = numbers(values[0], percentile_interval(values[1:]), baseline)

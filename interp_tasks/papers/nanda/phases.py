@@ -67,12 +67,8 @@ def phase_rows(answer: str, curves: Mapping[str, Mapping[int, float]]) -> Iterat
         return
     steps = sorted(curves["test loss"])
     for name, step in ends.items():
-        yield {
-            "intervention": "boundary of phases",
-            "variant": answer,
-            "metric": f"step: {name}",
-            "value": step,
-        }
+        about = {"intervention": "boundary of phases", "variant": answer}
+        yield {**about, "metric": f"step: {name}", "value": step}
     memorised, cleanup, end = ends.values()
     formation = (memorised, cleanup) if memorised < cleanup else (math.nan, math.nan)
     phases = {"memorisation": (0.0, memorised), "circuit formation": formation, "cleanup": (cleanup, end)}

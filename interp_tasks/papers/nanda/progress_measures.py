@@ -292,10 +292,8 @@ def project_w_l_on_waves(
     """Returns W_L along cosines and sines over the classes ``[wave neuron]``, the frequency of each wave, and whether
     it is key.
     """
-    waves, of_row = (
-        basis(answer.sum.period) @ w_l(on_grid.model)[:, answer.classes].T,
-        frequencies(answer.sum.period),
-    )
+    waves = basis(answer.sum.period) @ w_l(on_grid.model)[:, answer.classes].T
+    of_row = frequencies(answer.sum.period)
     return waves, of_row, torch.isin(of_row, torch.tensor(list(keys), dtype=torch.long))
 
 
@@ -308,11 +306,8 @@ def neurons_to_logits(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor
     ``linear`` where logits change by just what W_L makes of a change of the neurons; ``naive``, the whole model, where
     a normalisation stands between.
     """
-    site, neurons, to_logits = (
-        f"mlp_post.{on_grid.model.cfg.n_layers - 1}",
-        on_grid.neurons.double(),
-        w_l(on_grid.model),
-    )
+    site = f"mlp_post.{on_grid.model.cfg.n_layers - 1}"
+    neurons, to_logits = on_grid.neurons.double(), w_l(on_grid.model)
 
     def naive(values: Tensor, classes: Tensor) -> Tensor:
         return on_grid.run(lambda rows: [edit_at_read(on_grid, site, values[rows, None])])[:, classes]
@@ -321,11 +316,8 @@ def neurons_to_logits(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor
         return on_grid.logits[:, classes] + (values - neurons) @ to_logits[:, classes]
 
     by_hand = on_grid.logits[:CHECKED] - neurons[:CHECKED] @ to_logits
-    gap = (
-        (by_hand - on_grid.run(lambda rows: [edit_at_read(on_grid, site, 0 * neurons[rows, None])], CHECKED))
-        .abs()
-        .max()
-    )
+    zeroed = on_grid.run(lambda rows: [edit_at_read(on_grid, site, 0 * neurons[rows, None])], CHECKED)
+    gap = (by_hand - zeroed).abs().max()
     is_linear = gap < 1e-4 * on_grid.logits[:CHECKED].abs().max()
     return ("linear", linear) if is_linear else ("naive", naive)
 
