@@ -29,12 +29,7 @@ from circuits.interventions.edits import (
     parse_query_positions,
     parse_target,
 )
-from circuits.interventions.fitted_removal import (
-    DIRECTIONS,
-    RemoveFitted,
-    class_functions,
-    fourier_functions,
-)
+from circuits.interventions.fitted_removal import DIRECTIONS, RemoveFitted, class_functions, fourier_functions
 from circuits.interventions.replacements import Mean, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
 from circuits.model.prompt_parsing import parse_tokens_or_texts

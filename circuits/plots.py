@@ -40,10 +40,7 @@ __dir__ = __all__.copy
 
 
 def attention(
-    maps: Maps | ArrayLike,
-    labels: Sequence[str] | None = None,
-    *,
-    title: str | None = None,
+    maps: Maps | ArrayLike, labels: Sequence[str] | None = None, *, title: str | None = None
 ) -> Figure:
     """Returns a plotly figure: a heatmap per head, layers down, heads across, in one colour scale that begins at 0.
 

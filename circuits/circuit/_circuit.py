@@ -282,9 +282,8 @@ def full(model: nn.Module, kind: str = "edges") -> Circuit:
     """
     from circuits.validate import parse_choice
 
-    return _make_full_circuit(
-        _build_graph(model), parse_choice(kind, ("edges", "nodes"), "circuit.full", "kind")
-    )
+    graph = _build_graph(model)
+    return _make_full_circuit(graph, parse_choice(kind, ("edges", "nodes"), "circuit.full", "kind"))
 
 
 def _make_full_circuit(graph: Graph, kind: str) -> Circuit:

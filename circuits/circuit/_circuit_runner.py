@@ -212,9 +212,8 @@ class CircuitRunner:
                 of_all = output.expand(len(part.base), *output.shape[1:])
                 source.append(one.values(of_all, "the source run"))
         self.clean = concat_per_example(clean)
-        self.source = (
-            concat_per_example(source) if source else self._run_circuit(Circuit.of("edges", {}), True)
-        )
+        empty = Circuit.of("edges", {})
+        self.source = concat_per_example(source) if source else self._run_circuit(empty, True)
 
     # ---- Circuits
 

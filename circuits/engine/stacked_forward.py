@@ -23,14 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.interventions.base import (
-    ActivationEdit,
-    Intervention,
-    ModelRun,
-    Reference,
-    Step,
-    WeightEdit,
-)
+from circuits.interventions.base import ActivationEdit, Intervention, ModelRun, Reference, Step, WeightEdit
 from circuits.interventions.clean_and_edited_runs import replacement_for
 from circuits.model.decode_steps import DecodeStep
 from circuits.model.edit_state import EditState, get_edit_state, mark_running_rows, modules_of

@@ -244,9 +244,8 @@ def _shorten_long_labels(figure: Any) -> str:
             if longest > LONGEST_LABEL and len(labels) <= 40:
                 short = short_names(labels)
                 axis.update(tickmode="array", tickvals=labels, ticktext=list(short.values()))
-                said[_name_legend({label.replace("<br>", ", "): text for label, text in short.items()})] = (
-                    None
-                )
+                in_a_line = {label.replace("<br>", ", "): text for label, text in short.items()}
+                said[_name_legend(in_a_line)] = None
     entries = [trace for trace in figure.data if trace.showlegend]
     if len(entries) > 1 and max(len(trace.name) for trace in entries) > LONGEST_LABEL:
         short = short_names([trace.name for trace in entries])

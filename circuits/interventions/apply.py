@@ -211,10 +211,7 @@ def run(
     model: nn.Module, tokens: TokensLike, *interventions: Intervention, cache: SitesLike
 ) -> tuple[Tensor, Activations]: ...
 def run(
-    model: nn.Module,
-    tokens: TokensLike,
-    *interventions: Intervention,
-    cache: SitesLike | None = None,
+    model: nn.Module, tokens: TokensLike, *interventions: Intervention, cache: SitesLike | None = None
 ) -> Tensor | tuple[Tensor, Activations]:
     """Returns the model's output on `tokens` under the interventions, in eval mode and without gradients.
 

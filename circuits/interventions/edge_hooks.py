@@ -182,9 +182,8 @@ class EdgeHooks:
         if run.left is not None and (run.changes or run.carried) and max(self._last.values()) >= order:
             # Whatever changed the stream between blocks would change the differences as well.
             label = self._call.edges[0].label
-            check_recomputed(
-                x, run.left, label, f"what comes to block {layer} differs from what was handed on to it"
-            )
+            differs = f"what comes to block {layer} differs from what was handed on to it"
+            check_recomputed(x, run.left, label, differs)
         beyond_mlp = self._groups_through_mlp(layer) if self._surface.parallel else []
         arriving = self._differences(run, beyond_mlp, x)
         stream = self._carry_past_site_hooks(run, hook_at("resid_pre", layer), order, x)
@@ -216,9 +215,8 @@ class EdgeHooks:
             of_heads = _slice_or_list([int(head) for head in heads if head is not None])
             weight, bias = weight[of_heads], bias[of_heads]
             aside = 0 if run.positions is None or site == "v" else run.positions
-            new, computed = (
-                _project_to_heads(one + aside, weight, bias) for one in (normed[at], normed_run[None])
-            )
+            streams = (normed[at], normed_run[None])
+            new, computed = (_project_to_heads(one + aside, weight, bias) for one in streams)
             run.received[hook] = of_heads, new, changed[at].permute(1, 2, 0), computed
 
     def _replace_qkv(self, site: str, layer: int, run: EdgeRunState, x: Tensor) -> Tensor | None:
@@ -229,9 +227,8 @@ class EdgeHooks:
         at, new, changed, computed = run.received.pop(hook)
         new, same = new.to(x.dtype), x[:, :, at]
         label = self._labels[self._groups[hook, self._heads[hook][0]]]
-        check_recomputed(
-            same, computed, label, f"{hook} differs from what ln1 and the weights make of the stream"
-        )
+        differs = f"{hook} differs from what ln1 and the weights make of the stream"
+        check_recomputed(same, computed, label, differs)
         self._call.received.add(hook)
         if new.requires_grad:
             # What carries the run's own value has the source's gradient, which is none.
@@ -296,9 +293,8 @@ class EdgeHooks:
         """Returns the groups on whose streams the MLP of a layer is recomputed."""
         if not self._through_mlps or hook_at("mlp_out", layer) not in self._surface.hooks:
             return []
-        return [
-            group for group, last in self._last.items() if last > self._get_receiver_order("mlp_pre", layer)
-        ]
+        order = self._get_receiver_order("mlp_pre", layer)
+        return [group for group, last in self._last.items() if last > order]
 
     def _prepare_mlp_input(
         self,

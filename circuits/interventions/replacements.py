@@ -183,9 +183,8 @@ class Noise(Replacement):
         total = len(current) if context.run.state.total is None else context.run.state.total
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {context.write.hook}".encode()))
         drawn = torch.randn(total, *current.shape[1:], generator=generator, dtype=torch.float64)
-        return current + cast_to_dtype_of(
-            self.scale * context.rows_of_this_call(drawn, len(current), "noise"), current
-        )
+        added = self.scale * context.rows_of_this_call(drawn, len(current), "noise")
+        return current + cast_to_dtype_of(added, current)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "noise", "scale": self.scale, "seed": self.seed}
@@ -241,10 +240,8 @@ class FromTensors(Replacement):
             raise CircuitsError(
                 f"{context.write.label}: the source has no {context.write.hook}; it has {hooks}"
             )
-        mask, tensor = (
-            None if self.mask is None else self.mask.tensor,
-            cast_to_dtype_of(source.tensor, current),
-        )
+        mask = None if self.mask is None else self.mask.tensor
+        tensor = cast_to_dtype_of(source.tensor, current)
         by_column = mask is None and self.at is None
         return align_source(tensor, mask, current, context, self.at, _UNEQUAL_LENGTHS, by_column)
 

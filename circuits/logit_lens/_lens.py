@@ -137,10 +137,8 @@ def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_LensRun]
     for one in kept:
         read_out.check(one.last, one.output)
     output, last = torch.cat([one.output for one in kept]), torch.cat([one.last for one in kept])
-    ends, parts = (
-        _concatenate_runs([one.streams for one in kept]),
-        _concatenate_runs([one.parts for one in kept]),
-    )
+    ends = _concatenate_runs([one.streams for one in kept])
+    parts = _concatenate_runs([one.parts for one in kept])
     of_streams = ReadOut.of(surface, [*ends.values()][-1], output, False) if surface.post_norm else read_out
     if columns is None:
         output = prompts.nan_at_padding(output)

@@ -31,9 +31,8 @@ def _norm_weights(surface: HookedModel, path: str) -> tuple[Tensor | None, Tenso
     """Returns the weight and the bias of a norm, as far as it has them."""
     # The state_dict is used, because some classes hold an untrained bias in a buffer, as bridges do processed weights.
     known = surface.model.state_dict()
-    return known.get(f"{path}.w", known.get(f"{path}.weight")), known.get(
-        f"{path}.b", known.get(f"{path}.bias")
-    )
+    weight = known.get(f"{path}.w", known.get(f"{path}.weight"))
+    return weight, known.get(f"{path}.b", known.get(f"{path}.bias"))
 
 
 @dataclass(frozen=True)

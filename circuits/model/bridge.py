@@ -216,9 +216,9 @@ class HuggingFaceBridge(Bridge):
 
     def _to_site_shape(self, hook: str, x: Tensor) -> Tensor:
         layer = self._flattened_mlp_layer(hook)
-        return (
-            super()._to_site_shape(hook, x) if layer is None else x.unflatten(0, (-1, self._lengths[layer]))
-        )
+        if layer is None:
+            return super()._to_site_shape(hook, x)
+        return x.unflatten(0, (-1, self._lengths[layer]))
 
     def _to_hook_shape(self, hook: str, x: Tensor) -> Tensor:
         return super()._to_hook_shape(hook, x) if self._flattened_mlp_layer(hook) is None else x.flatten(0, 1)

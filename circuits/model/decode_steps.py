@@ -163,11 +163,7 @@ class GenerationState:
     open_runs: dict[object, tuple[int | None, int | None]] = field(default_factory=dict)
 
     def next(
-        self,
-        model: nn.Module,
-        given: Mapping[str, Any],
-        length: int | None,
-        real: Tensor | None = None,
+        self, model: nn.Module, given: Mapping[str, Any], length: int | None, real: Tensor | None = None
     ) -> DecodeStep:
         """Returns the step of a run of `length` positions (None: unknown) with these arguments by name."""
         generation, cache, start = current_generation(model), find_key_value_cache(given), past_length(given)
@@ -234,9 +230,8 @@ def watch_generations(model: nn.Module) -> Handle:
         generation = object()
         with _mark_generation(model, generation):
             result = method(*args, **kwargs)
-        return (
-            _mark_streamed_steps(model, generation, result) if isinstance(result, GeneratorType) else result
-        )
+        streamed = isinstance(result, GeneratorType)
+        return _mark_streamed_steps(model, generation, result) if streamed else result
 
     inner = vars(model).get("original_model")  # a bridge does not register the model it wraps
     owners = [model, *([inner] if isinstance(inner, nn.Module) else [])]

@@ -64,11 +64,6 @@ def index_on_head_axis(one: AnyHead) -> int:
     return one.head if isinstance(one, Head) else one.group
 
 
-def group_of(head: Head, surface: HookedModel) -> KeyValueGroup:
-    """Returns the key-value group that a head shares, under grouped-query attention."""
-    return KeyValueGroup(head.layer, head.head * surface.key_value_heads // surface.n_heads)
-
-
 def make_head_at_index(kind: SiteKind, layer: int, index: int, surface: HookedModel) -> AnyHead:
     """Returns what stands at a place on the head axis of a site: a head, or a key-value group."""
     return KeyValueGroup(layer, index) if surface.has_kv_groups(kind) else Head(layer, index)
@@ -137,7 +132,7 @@ class HeadSpec:
         resolved = self.resolve(surface)
         for one in resolved:
             if isinstance(one, Head) and groups:
-                shared = group_of(one, surface)
+                shared = KeyValueGroup(one.layer, one.head * surface.key_value_heads // surface.n_heads)
                 raise CircuitsError(
                     f"site {kind.name}: head {one} shares key-value group {shared} "
                     f"({_format_served_heads(shared, surface)}) and cannot be named there alone; write {shared}"

@@ -239,9 +239,8 @@ class HookedModel:
             or tokens.is_floating_point()
             or tokens.is_complex()
         ):
-            raise CircuitsError(
-                f"{what} [batch pos] are whole numbers, got {_dtype(tokens)} {list(tokens.shape)}"
-            )
+            dtype = str(tokens.dtype).removeprefix("torch.")
+            raise CircuitsError(f"{what} [batch pos] are whole numbers, got {dtype} {list(tokens.shape)}")
         else:
             d_vocab, low, high = self._setting("d_vocab"), int(tokens.min()), int(tokens.max())
             if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
@@ -297,9 +296,8 @@ class HookedModel:
         """Tells whether a wrapped model takes positions, and does not derive them from the mask itself."""
         derives = getattr(self.model, "_accepts_derived_position_ids", None)
         wrapped: Any = self.model.__dict__["original_model"]
-        return (derives is None or derives()) and "position_ids" in inspect.signature(
-            wrapped.forward
-        ).parameters
+        accepted = inspect.signature(wrapped.forward).parameters
+        return (derives is None or derives()) and "position_ids" in accepted
 
     def on_forward(self, hook: str, function: Function) -> Handle:
         """Calls `function` with the activation at `hook`; its return value, unless None, replaces the activation.
@@ -461,7 +459,3 @@ def _hook_points(model: nn.Module) -> dict[str, nn.Module]:
     if isinstance(listed, Mapping) and listed:
         return {name: hook for name, hook in listed.items() if isinstance(hook, nn.Module)}
     return {n: module for n, module in model.named_modules() if n.split(".")[-1].startswith("hook_")}
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -36,9 +36,8 @@ def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Pro
     surface = HookedModel(model)
     if side is not None:
         parse_choice(side, ("left", "right"), "prompts", "side")
-    found = tokenise_for_model(
-        parse_tokens_or_texts(given, "prompts", "given", side), surface, "prompts", side
-    )
+    parsed = parse_tokens_or_texts(given, "prompts", "given", side)
+    found = tokenise_for_model(parsed, surface, "prompts", side)
     mask = mask_of_tokenizer(surface, found.tokens, side) if found.mask is None else found.mask
     words = found.words or _token_strings(surface, found.tokens, mask)
     made = Prompts(found.tokens, mask, words, found.texts, found.extra)

@@ -86,9 +86,8 @@ class SoftmaxHooks:
 
     def edit_pattern(self, pattern: Tensor) -> Tensor:
         # The module brings the pattern into the dtype of its weights; one that is put there has it, unrounded.
-        new = _apply_in_order(
-            self._listeners["pattern"], pattern.to(next(self._attention.parameters()).dtype)
-        )
+        dtype = next(self._attention.parameters()).dtype
+        new = _apply_in_order(self._listeners["pattern"], pattern.to(dtype))
         return pattern if new is None else new
 
 

@@ -106,11 +106,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily("Mistral", "MistralForCausalLM", _ROTARY, paths=True),
     ModelFamily("Gemma 2", "Gemma2ForCausalLM", _ROTARY, paths=True),
     ModelFamily(
-        "Phi",
-        "PhiForCausalLM",
-        _ROTARY - {"resid_mid"},
-        parallel=True,
-        settings={"qk_layernorm": (False,)},
+        "Phi", "PhiForCausalLM", _ROTARY - {"resid_mid"}, parallel=True, settings={"qk_layernorm": (False,)}
     ),
     ModelFamily("GPT-J", "GPTJForCausalLM", _ROTARY - {"resid_mid"}, parallel=True, softmax=True),
     ModelFamily(

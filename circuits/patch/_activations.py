@@ -102,9 +102,8 @@ def path(
     if through is not None:
         parse_choice(through, ("mlps",), caller, "through")
     chosen = parse_query_positions(positions, caller)
-    sender_edit = Edit(
-        caller, (place,), _parse_source(place, source, caller, chosen, source_positions), chosen
-    )
+    replacement = _parse_source(place, source, caller, chosen, source_positions)
+    sender_edit = Edit(caller, (place,), replacement, chosen)
     return Path(sender_edit, targets, through)
 
 
@@ -144,11 +143,9 @@ def place_of_input(end: Input) -> Place | None:
     """Returns what an input of a circuit reads; None for the output."""
     if end.layer is None:
         return None
-    return (
-        Place(Site(end.site, end.layer))
-        if end.head is None
-        else Place(Site(end.site), parse_heads(end.node_name))
-    )
+    if end.head is None:
+        return Place(Site(end.site, end.layer))
+    return Place(Site(end.site), parse_heads(end.node_name))
 
 
 def _is_site_and_heads(given: Any) -> bool:

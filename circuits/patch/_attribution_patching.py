@@ -92,9 +92,8 @@ def screen(
     pair = PatchExamples.parse(CALLER, model, base, source, metric, batch, "resample").with_size(batch_size)
     options = parse_options(CALLER, exact, seed, draws, flips, rank)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
-    rows = _parse_sites(
-        sites, pair.surface, parse_choice(by, ("component", "position", *UNITS.values()), CALLER, "by")
-    )
+    by = parse_choice(by, ("component", "position", *UNITS.values()), CALLER, "by")
+    rows = _parse_sites(sites, pair.surface, by)
     parts, found = _estimate_all_rows(pair.check_outside_blocks(), rows, between)
     settings: Row = {
         "method": method,
@@ -147,10 +146,8 @@ def attribution(
     pair = PatchExamples.parse(caller, model, base, source, metric, batch, "resample").with_size(batch_size)
     resampling, kind = parse_resampling(seed, draws, flips, caller), place.site.kind
     axis = "feature" if kind.unit == "feature" else "position" if kind.head_axis is None else "head"
-    rows = [
-        _Rows(Site(place.site.name, layer), hook, (axis,))
-        for layer, hook in pair.surface.hooks_at(place.site)
-    ]
+    hooks = pair.surface.hooks_at(place.site)
+    rows = [_Rows(Site(place.site.name, layer), hook, (axis,)) for layer, hook in hooks]
     parts, (sized, unedited, estimates) = _estimate_all_rows(pair, rows, None)
     runs = [_describe_row(pair.surface, f"{caller} ({direction})", one) for one in parts]
     measured = Measurements(runs, "gradient")

@@ -46,9 +46,8 @@ def with_gim(recorders: Iterable[Hooked], surface: HookedModel) -> list[Hooked]:
 def _hold_scale(surface: HookedModel, path: str) -> tuple[Function, Function]:
     """Returns what keeps the input of a norm, and what gives its output the gradient at a constant scale."""
     weight = next(surface.model.get_submodule(path).parameters(), torch.ones(surface.sizes["d_model"] or 1))
-    norm = Norm.find(
-        surface, path, torch.randn(1, *weight.shape, device=surface.device).to(weight.dtype)[None]
-    )
+    random_input = torch.randn(1, *weight.shape, device=surface.device).to(weight.dtype)[None]
+    norm = Norm.find(surface, path, random_input)
     seen: list[Tensor] = []
 
     def freeze(output: Tensor) -> Tensor:

@@ -201,14 +201,7 @@ class _Pairs:
 
     @classmethod
     def of(
-        cls,
-        caller: str,
-        model: Any,
-        tokens: Any,
-        other: Any,
-        positions: Any,
-        seed: Any,
-        draws: Any,
+        cls, caller: str, model: Any, tokens: Any, other: Any, positions: Any, seed: Any, draws: Any
     ) -> _Pairs:
         """Reads the arguments; raises `CircuitsError` unless both inputs have as many tokens row by row, in at least 2
         rows.

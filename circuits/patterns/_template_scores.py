@@ -155,9 +155,8 @@ def _tabulate_scores(found: Scores) -> pd.DataFrame:
     # With one example there is no estimate of how much examples differ.
     drawn, at_chance = (x if found.mass.shape[-1] > 1 else np.full_like(x, np.nan) for x in found.resampled())
     columns = interval_columns("score", score, drawn) | {"chance": chance, "bits": bits(score, chance)}
-    columns |= interval_columns("effect", score - chance, drawn - at_chance) | {
-        "queries": queries.astype(int)
-    }
+    columns |= interval_columns("effect", score - chance, drawn - at_chance)
+    columns["queries"] = queries.astype(int)
     corrected = ratio(score - chance, 1 - chance), ratio(drawn - at_chance, 1 - at_chance)
     columns |= interval_columns("corrected", *corrected)
     places = [(*head, name) for head in found.heads for name in found.templates]
@@ -233,10 +232,8 @@ def classify(
         raise CircuitsError(f"patterns.classify: threshold is above 0 and at most 1; got {threshold!r}")
     if reserved := {OTHER, UNCLEAR}.intersection(scores.templates):
         raise CircuitsError(f"patterns.classify: {reserved.pop()!r} is no name for a template here")
-    unless, only = (
-        dict(unless or {}),
-        {name: _parse_allowed_heads(heads) for name, heads in (among or {}).items()},
-    )
+    unless = dict(unless or {})
+    only = {name: _parse_allowed_heads(heads) for name, heads in (among or {}).items()}
     for name in (*unless, *unless.values(), *only):
         if name not in scores.templates:
             raise CircuitsError(

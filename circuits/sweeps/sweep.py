@@ -11,13 +11,7 @@ from torch import Tensor, nn
 
 from circuits.engine.batch_size import batch_size as rows_in_a_forward
 from circuits.engine.batch_size import run_within_memory
-from circuits.engine.stacked_forward import (
-    NotStacked,
-    Variant,
-    clean_pass,
-    reason_not_to_stack,
-    run_stacked,
-)
+from circuits.engine.stacked_forward import NotStacked, Variant, clean_pass, reason_not_to_stack, run_stacked
 from circuits.errors import CircuitsError, format_value, prefix_error_messages
 from circuits.interventions.apply import attach_plan, needed_references, plan_steps
 from circuits.interventions.base import Intervention

@@ -105,7 +105,6 @@ assert not heavy, heavy
 def test_lists_are_those_that_the_classes_declare(name):
     task, model = tasks.task_class(name), tasks.task_class(name).Model
     assert (task.name, task.presets) == (name, registry.built_in_presets(name))
-    lists = [f"task.{key}" for key in list_valued_fields(task)] + [
-        f"model.{key}" for key in list_valued_fields(model)
-    ]
+    lists = [f"task.{key}" for key in list_valued_fields(task)]
+    lists += [f"model.{key}" for key in list_valued_fields(model)]
     assert registry.LIST_KEYS.get(name, ()) == tuple(lists)

@@ -159,10 +159,9 @@ def test_completeness_takes_subsets_out_of_the_circuit_and_of_the_model(model, t
 def test_controls_are_random_circuits_of_what_can_matter_as_large_and_at_as_many_positions(
     model, tokens, other_tokens, monkeypatch
 ):
-    asked, kept = [], _circuit_runner.CircuitRunner.measure_circuit
-    monkeypatch.setattr(
-        _circuit_runner.CircuitRunner, "measure_circuit", lambda m, c: asked.append(c) or kept(m, c)
-    )
+    asked, runner = [], _circuit_runner.CircuitRunner
+    kept = runner.measure_circuit
+    monkeypatch.setattr(runner, "measure_circuit", lambda m, c: asked.append(c) or kept(m, c))
     full, chain = circuit.full(model), circuit.edges(CHAIN)
     positions = [name for name in full if name.startswith("pos_embed")]
     given = {"edges": chain | circuit.edges(positions), "full": full}

@@ -5,14 +5,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, edit, intervene, run
-from tests.circuits.patch.by_hand import (
-    ONE,
-    assert_equal,
-    by_name,
-    edges,
-    nodes,
-    weighed,
-)
+from tests.circuits.patch.by_hand import ONE, assert_equal, by_name, edges, nodes, weighed
 
 BOTH = [pytest.param(nodes, id="screen"), pytest.param(edges, id="edges")]
 

@@ -103,10 +103,7 @@ def test_a_configuration_of_two_crossed_sweeps_is_one_folder_with_what_both_vary
     widths, rates = {"model.d_model": [8, 16]}, {"train.learning_rate": [0.001, 0.003]}
     first, second = small("0", **widths), small("0:2", **rates)
     crossed = {**first, "train": [first["train"], second["train"]]}
-    before, units = (
-        list_work_units(parse_grid_spec(first)).train,
-        list_work_units(parse_grid_spec(crossed)).train,
-    )
+    before, units = (list_work_units(parse_grid_spec(spec)).train for spec in (first, crossed))
     assert [(unit.key, unit.folder) for unit in units[:2]] == [(unit.key, unit.folder) for unit in before]
     assert len(units) == 5
     shared = [unit for unit in units if unit.varied == {"model.d_model": 8, "train.learning_rate": 0.001}]

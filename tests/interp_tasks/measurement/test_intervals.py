@@ -75,29 +75,28 @@ def test_an_interval_of_a_median_takes_six_runs_and_asks_nothing_of_the_numbers(
     # All on one side of the median: 2 in 2^6, and of nine runs fewer than two on a side: 20 in 2^9.
     for n, missed in ((6, 2 / 64), (9, 20 / 512)):
         draws = rng.exponential(1.0, (DRAWS, n))
-        found = [
-            confidence_intervals.median_interval([(value, value) for value in values]) for values in draws
-        ]
+        exact = [[(value, value) for value in values] for values in draws]
+        found = [confidence_intervals.median_interval(one) for one in exact]
         covered = np.mean([low <= math.log(2) <= high for low, high in found])
         assert covered == pytest.approx(1 - missed, abs=TOLERANCE)
 
 
 def test_p_values_decide_as_the_interval_does():
     """Below 0.05 exactly where the interval lies on one side of the rule."""
+
+    def p_of(bounds, values):
+        mean, error = confidence_intervals.mean(values), confidence_intervals.standard_error(values)
+        return two_sided_p_value(bounds, mean, error, 3)
+
     rng = np.random.default_rng(4)
     seen = set()
     for bounds in (Bounds(above=0.5), Bounds(below=0.5), Bounds(above=-0.8, below=0.9)):
         for _ in range(300):
             values = rng.normal(rng.uniform(-3, 3), 0.4, 4).tolist()
-            p = two_sided_p_value(
-                bounds, confidence_intervals.mean(values), confidence_intervals.standard_error(values), 3
-            )
+            p = p_of(bounds, values)
             verdict = interval_verdict(bounds, confidence_intervals.t_interval(values))
             assert (p < 0.05) == (verdict != "undecided"), (bounds, values)
             seen.add((str(bounds), verdict))
     assert len(seen) == 9
     stats = pytest.importorskip("scipy.stats")
-    p = two_sided_p_value(
-        Bounds(above=0.5), confidence_intervals.mean(values), confidence_intervals.standard_error(values), 3
-    )
-    assert p == pytest.approx(stats.ttest_1samp(values, 0.5).pvalue)
+    assert p_of(Bounds(above=0.5), values) == pytest.approx(stats.ttest_1samp(values, 0.5).pvalue)

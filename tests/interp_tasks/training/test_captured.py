@@ -66,9 +66,8 @@ def loops(case, device="cpu"):
     )
     keep, recorded = recording()
     captured.updater = Updater(captured.model, config, captured=True)
-    captured.captured = CapturedUpdate(
-        captured.update_from_tensors, captured.updater.parameters, device, keep
-    )
+    update, parameters = captured.update_from_tensors, captured.updater.parameters
+    captured.captured = CapturedUpdate(update, parameters, device, keep)
     return eager, captured, recorded
 
 

@@ -108,9 +108,8 @@ def test_untrained_models_stand_beside(made, result):
     """Mean and range of the same number of each of them."""
     (subject,) = subjects(made, Examples())
     models = [untrained(subject, draw) for draw in range(MODELS)]
-    found = [
-        vectors_for_share(np.linalg.svd(model.W_E.detach().double().numpy()[:P])[1], 0.9) for model in models
-    ]
+    embeddings = [model.W_E.detach().double().numpy()[:P] for model in models]
+    found = [vectors_for_share(np.linalg.svd(one)[1], 0.9) for one in embeddings]
     assert len({model.W_E[0, 0].item() for model in models}) == MODELS
     metric = "vectors for 90% of S"
     row = row_of(result.frame, intervention="singular values", metric=metric)
