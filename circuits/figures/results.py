@@ -31,9 +31,9 @@ def sweep_figure(frame: pd.DataFrame, metrics: Sequence[str], words: Sequence[st
         words: by position, its name (default: its number).
     """
     axes = _find_identifying_columns(frame)
-    return (
-        _sweep_points(frame, metrics) if axes is None else _draw_sweep_heatmaps(frame, metrics, axes, words)
-    )
+    if axes is None:
+        return _sweep_points(frame, metrics)
+    return _draw_sweep_heatmaps(frame, metrics, axes, words)
 
 
 def _find_identifying_columns(frame: pd.DataFrame) -> tuple[list[str], str] | None:
@@ -95,12 +95,10 @@ def _sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
                     series[name] = rows_to_series(each, "variant", look=index)
             unedited = float(part["baseline"].iloc[0])
             if unedited == unedited:
-                lines.append(
-                    {"y": unedited, "line": {"dash": "dash", "color": series_style(index)[0], "width": 1.5}}
-                )
-        panels.append(
-            points(series, x="variant" if metric == metrics[-1] else "", y=str(metric), lines=lines)
-        )
+                dashed = {"dash": "dash", "color": series_style(index)[0], "width": 1.5}
+                lines.append({"y": unedited, "line": dashed})
+        label = "variant" if metric == metrics[-1] else ""
+        panels.append(points(series, x=label, y=str(metric), lines=lines))
     # That an interval meets the dashes is no sign of no effect: the examples are the same ones.
     subtitle = (
         "Points: under the edit, with the 95% interval over examples. Dashed: the unedited model. Intervals of effects "

@@ -135,9 +135,8 @@ class ModularSum:
         """Returns an orthonormal basis of the products over coordinates of {1, cos w·mᵢxᵢ, sin w·mᵢxᵢ}: 8 per frequency
         for two coordinates.
         """
-        return _orthonormalise_functions(
-            [wave_products(self.terms, key, self.period) for key in self._checked(keys)]
-        )
+        products = [wave_products(self.terms, key, self.period) for key in self._checked(keys)]
+        return _orthonormalise_functions(products)
 
     def restricted(
         self, logits: Float[Tensor, "input class"], keys: Sequence[int]

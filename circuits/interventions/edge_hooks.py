@@ -103,10 +103,8 @@ class EdgeHooks:
                     self._at.setdefault(write.hook, []).append(number)
             for head in receiving_heads(receiver, surface):
                 groups.setdefault((receiver.hook, head), set()).add(known[id(write)])
-                places[receiver.hook, head] = (
-                    self._get_receiver_order(receiver.kind.name, receiver.layer),
-                    edge.label,
-                )
+                order = self._get_receiver_order(receiver.kind.name, receiver.layer)
+                places[receiver.hook, head] = order, edge.label
         # Whether some sender is replaced by zeros, and with all of them nothing of a stream may be left.
         self._zeroes = any(_writes_zeros(edge.sender) for edge in self._senders)
         self._groups = {place: frozenset(senders) for place, senders in groups.items()}

@@ -142,9 +142,8 @@ def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_LensRun]
     of_streams = ReadOut.of(surface, [*ends.values()][-1], output, False) if surface.post_norm else read_out
     if columns is None:
         output = prompts.nan_at_padding(output)
-        ends, parts = (
-            {part: prompts.nan_at_padding(x) for part, x in tensors.items()} for tensors in (ends, parts)
-        )
+        ends = {name: prompts.nan_at_padding(x) for name, x in ends.items()}
+        parts = {name: prompts.nan_at_padding(x) for name, x in parts.items()}
     return Lens(output, read_out, prompts, at, ends, parts, of_streams, read_out.norm.scale(last))
 
 

@@ -235,9 +235,8 @@ class HuggingFaceBridge(Bridge):
             return
         with ExitStack() as stack:
             for block in self._blocks:
-                handle = block.get_submodule("attn").register_forward_pre_hook(
-                    _unmask_empty_queries, with_kwargs=True
-                )
+                attention = block.get_submodule("attn")
+                handle = attention.register_forward_pre_hook(_unmask_empty_queries, with_kwargs=True)
                 stack.callback(handle.remove)
             yield
 

@@ -246,9 +246,8 @@ def _estimate_effects(
 def _describe_row(surface: HookedModel, intervention: str, part: _PatchTarget) -> Row:
     """Returns the columns that say what a row is about."""
     site, head, at = part.site, part.head(surface), part.at
-    label = (
-        str(site) if head is None else format_head_label(head, surface, "" if site.name == "z" else site.name)
-    )
+    at_site = "" if site.name == "z" else site.name
+    label = str(site) if head is None else format_head_label(head, surface, at_site)
     unit = "feature" if "feature" in at else "neuron"
     names = [f"{axis} {number}" for axis, number in at.items() if axis != "head"]
     return {

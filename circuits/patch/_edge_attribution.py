@@ -92,9 +92,8 @@ def edges(
     Heads that share keys and values are one receiver at k and v, their key-value group. In parallel blocks no head of
     an MLP's layer leads to it. Position embeddings are a sender under "zero" alone. Refused inside a block of edits.
     """
-    pair = PatchExamples.parse(CALLER, model, base, source, metric, batch, how).with_size(
-        batch_size, of_edges=True
-    )
+    pair = PatchExamples.parse(CALLER, model, base, source, metric, batch, how)
+    pair = pair.with_size(batch_size, of_edges=True)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     options = parse_options(CALLER, exact, seed, draws, flips, rank)
     pair.check_outside_blocks().surface.check_paths_proved()

@@ -201,11 +201,7 @@ def measure_and_tabulate(
         metric: _estimate_table(rows, metric, unedited[metric], estimates[metric], options)
         for metric in unedited
     }
-    notes = [
-        note
-        for metric, table in tables.items()
-        if (note := _note_cancelled_effects(metric, table, options.rank))
-    ]
+    notes = [_note_cancelled_effects(metric, table, options.rank) for metric, table in tables.items()]
     chosen = list(dict.fromkeys(at for table in tables.values() for at in table.index[: options.exact]))
     names = [str(rows[at]["variant"]) for at in chosen]
     exact = None
@@ -234,7 +230,7 @@ def measure_and_tabulate(
     frame = frame.iloc[np.lexsort(order)].reset_index(drop=True)
     whole = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(whole, "Int64"))
-    return ScreenResult(frame, exact, settings, Graph.of(pair.surface), tuple(notes))
+    return ScreenResult(frame, exact, settings, Graph.of(pair.surface), tuple(filter(None, notes)))
 
 
 def _estimate_table(

@@ -184,9 +184,8 @@ def p_value_notes(frame: pd.DataFrame, settings: dict[str, Any]) -> list[str]:
 
 def _rows_to_frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
     values = {name: [row.get(name, np.nan) for row in rows] for name in columns}
-    return pd.DataFrame(
-        {name: pd.array(one, "Int64") if name in _WHOLE else one for name, one in values.items()}
-    )
+    typed = {name: pd.array(one, "Int64") if name in _WHOLE else one for name, one in values.items()}
+    return pd.DataFrame(typed)
 
 
 def parse_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> dict[str, int]:

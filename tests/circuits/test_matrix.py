@@ -136,9 +136,8 @@ def chosen(meaning: Meaning, place: Place, row: int, x: Tensor, prompt: int, rea
         here[prompt:] = True
     elif isinstance(positions, slice):
         first, last = positions.start or 0, length if positions.stop is None else positions.stop
-        here[max(0, first + prompt if first < 0 else first) : max(0, last + prompt if last < 0 else last)] = (
-            True
-        )
+        first, last = (max(0, end + prompt if end < 0 else end) for end in (first, last))
+        here[first:last] = True
     else:
         wanted = [one + prompt if one < 0 else one for one in positions]
         here[[one for one in wanted if one < length]] = True

@@ -76,10 +76,9 @@ class ByHand:
             written |= heads
             x = self.norm(into(f"mlp{layer}"), f"{path}.ln2")
             gate, inner = (x @ w[f"{path}.mlp.{name}.weight"].mT for name in ("gate", "in"))
-            act = partial(torch.nn.functional.gelu, approximate="tanh")
-            x = ((act if self.gemma else torch.nn.functional.silu)(gate) * inner) @ w[
-                f"{path}.mlp.out.weight"
-            ].mT
+            gelu = partial(torch.nn.functional.gelu, approximate="tanh")
+            act = gelu if self.gemma else torch.nn.functional.silu
+            x = (act(gate) * inner) @ w[f"{path}.mlp.out.weight"].mT
             written[f"mlp{layer}"] = self.norm(x, f"{path}.ln2_post") if self.gemma else x
         logits = self.norm(into("output"), "ln_final") @ w["unembed.weight"].mT
         last = self.config.final_logit_softcapping if self.gemma else None

@@ -114,10 +114,8 @@ def test_other_types(make_model, family, tokens, three):
 
 @torch.no_grad()
 def test_features_while_the_model_generates(make_model, family, tokens, by_hand):
-    model, sae = (
-        make_model(family=family, **CAUSAL, n_ctx=16, positional_embedding_type="rotary"),
-        Autoencoder(),
-    )
+    model = make_model(family=family, **CAUSAL, n_ctx=16, positional_embedding_type="rotary")
+    sae = Autoencoder()
     prompt, new = tokens[:3, :4], 4
 
     def steered(f):

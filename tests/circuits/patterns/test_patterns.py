@@ -263,9 +263,8 @@ def test_what_follows_is_counted_by_loops(model, tokens, other_tokens, mask, see
 
     def attended(pattern):
         """The group of keys with most attention, [batch head query]."""
-        return np.stack([pattern[..., (group == GROUPS).numpy()].sum(-1) for group in range(3)], -1).argmax(
-            -1
-        )
+        by_group = [pattern[..., (group == GROUPS).numpy()].sum(-1) for group in range(3)]
+        return np.stack(by_group, -1).argmax(-1)
 
     before = torch.from_numpy(attended(before_by[0])[:, 0, 5])
     after = torch.from_numpy(attended(after_by[0])[:, 0, 5])

@@ -25,12 +25,8 @@ def made(make_model, family, tokens):
     """A model, variants, and the outputs that they give."""
     model = make_model(0, family)
     variants = ablate.each(ablate.zero, heads("0.0-3", model))
-    return (
-        model,
-        variants,
-        run(model, tokens),
-        {name: run(model, tokens, one) for name, one in variants.items()},
-    )
+    outputs = {name: run(model, tokens, one) for name, one in variants.items()}
+    return model, variants, run(model, tokens), outputs
 
 
 def test_answers_of_another_number_of_examples_are_refused(make_model, tokens):
