@@ -7,7 +7,7 @@ begins with all edges. A round takes the last two fifths of those that are left,
 at most 20 blocks; measures what is left without each block, one forward of the found prompts each; and removes the half
 of the blocks without which the circuit does best. The last edge to go ranks first. Growth begins with none, and adds
 the half of as many next blocks with which the circuit does best. "Best" is the smallest |1 - f|, f the faithfulness;
-arms called "larger f" take the largest f.
+arms called "larger f" take the largest f. "Removal from integrated" is `circuit.prune`.
 
 What counts as better, written before the first run. On the prompts that found nothing, by `circuit.curve`:
 1. it wins if on one of the language model, induction, addition and 7x7 completion its CPR, the mean over splits, is

@@ -6,6 +6,7 @@ run(model, base, c.keep(source))                             # all edges outside
 circuit.evaluate(model, {"IG": c}, base, source, metric)     # faithfulness, completeness, minimality
 circuit.curve(model, {"IG": found}, base, source, metric)    # faithfulness over sizes
 circuit.smallest(model, found, base, source, metric)         # the first members that are faithful enough
+circuit.prune(model, found, base, source, metric)            # a better ranking, by joint effects
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from circuits.circuit._evaluation import Evaluation, evaluate
     from circuits.circuit._faithfulness_curve import MIB_SHARES, Curve, curve, smallest
     from circuits.circuit._intervention import CircuitEdit
+    from circuits.circuit._pruning import prune
 
 __all__ = [
     "MIB_SHARES",
@@ -31,6 +33,7 @@ __all__ = [
     "evaluate",
     "full",
     "nodes",
+    "prune",
     "read",
     "smallest",
 ]
@@ -44,6 +47,7 @@ _HOMES = {
     "Evaluation": "_evaluation",
     "evaluate": "_evaluation",
     "CircuitEdit": "_intervention",
+    "prune": "_pruning",
 }
 
 

@@ -122,7 +122,7 @@ def curve(
         raise CircuitsError(f"{_CALLER}: give a ranking, or several by name, such as {{'exact': found}}")
     seed, asked = parse_seed(seed, _CALLER), None if sizes is None else _parse_sizes(sizes)
     named = stringify_keys(rankings, _CALLER, "rankings")
-    given = {name: _Ranking.of(ranking, f"{_CALLER}: {name}") for name, ranking in named.items()}
+    given = {name: Ranking.of(ranking, f"{_CALLER}: {name}") for name, ranking in named.items()}
     examples = PatchSetup.parse(_CALLER, model, base, source, metric, batch, how)
     runs = CircuitRunner.of(examples, batch_size, seed, parse_draws(draws, _CALLER))
     rows, areas = list[Row](), list[Row]()
@@ -165,7 +165,7 @@ def smallest(
     caller = "circuit.smallest"
     if isinstance(faithfulness, bool) or not 0 < faithfulness <= 1:
         raise CircuitsError(f"{caller}: faithfulness={faithfulness!r}; give a share above 0, at most 1")
-    given = _Ranking.of(ranking, caller)
+    given = Ranking.of(ranking, caller)
     examples = PatchSetup.parse(caller, model, base, source, metric, batch, how)
     runs = CircuitRunner.of(examples, batch_size, 0, 1000)
     runs.tabulate_ends()
@@ -180,7 +180,7 @@ def smallest(
 
 
 def _ranking_curve(
-    measurement: CircuitRunner, ranking: _Ranking, asked: list[int | float] | None
+    measurement: CircuitRunner, ranking: Ranking, asked: list[int | float] | None
 ) -> Iterator[tuple[list[Row], Row]]:
     """Yields the points of a ranking's curve under each metric, and the areas under it.
 
@@ -209,7 +209,7 @@ def _ranking_curve(
 
 
 @dataclass(frozen=True)
-class _Ranking:
+class Ranking:
     """Members, the largest first, each with the positions that it adds."""
 
     kind: str
@@ -219,7 +219,7 @@ class _Ranking:
     caller: str
 
     @classmethod
-    def of(cls, given: Any, caller: str) -> _Ranking:
+    def of(cls, given: Any, caller: str) -> Ranking:
         """Reads a screening, or a list of names with the largest first."""
         graph, effects = None, {}
         if hasattr(given, "ranking"):
@@ -241,7 +241,7 @@ class _Ranking:
                 entries.append((member, added))
         return cls(kind, entries, graph, effects, caller)
 
-    def resolve(self, graph: Graph) -> _Ranking:
+    def resolve(self, graph: Graph) -> Ranking:
         """Returns the same with the graph of a model; refuses members that it lacks."""
         graph.check_same(self.graph, self.caller)
         graph.check((member for member, _ in self.entries), self.kind, self.caller)

@@ -286,3 +286,14 @@ def test_a_ranking_of_members_at_positions_adds_one_entry_after_the_other(model,
         np.testing.assert_allclose(rows["share"], np.array([0, *shares[name]]) / shares[name][-1])
         _, share, _ = by_hand(model, tokens, other_tokens, kept[name])
         np.testing.assert_allclose(rows["faithfulness"], [0, *share, 1], rtol=1e-8, atol=1e-10)
+
+
+def test_pruning_removes_what_is_missed_least_by_hand(model, tokens, other_tokens, found):
+    """Of seven edges a round weighs the last two that are left, and removes the one without which f is nearer to 1."""
+    order = found["exact"].ranking()[:7]
+    left, gone = order[::-1], []
+    while left:
+        without = [circuit.edges([one for one in left if one != edge]) for edge in left[:2]]
+        _, share, _ = by_hand(model, tokens, other_tokens, without)
+        gone += [left.pop(int(np.argmin(abs(1 - share))))]
+    assert circuit.prune(model, order, tokens, other_tokens, metric) == gone[::-1]
