@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from torch import nn
 
 from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup
@@ -55,8 +56,8 @@ def prune(
         starts = range(0, min(considered, len(left)), size)
         without = [replace(members, entries=left[:at] + left[min(at + size, considered) :]) for at in starts]
         measured = [runs.measure_circuit(kept.top_circuit(len(left))) for kept in without]
-        errors = sum(abs(1 - found.share) for _, found in runs.faithfulness(measured))
-        best = sorted(range(len(starts)), key=errors.__getitem__)[: max(1, len(starts) // 2)]
+        errors = np.sum([abs(1 - found.share) for _, found in runs.faithfulness(measured)], axis=0)
+        best = np.argsort(errors, kind="stable")[: max(1, len(starts) // 2)]
         for at in best:
             removed += left[starts[at] : min(starts[at] + size, considered)]
         left = [entry for entry in left if entry not in removed]
