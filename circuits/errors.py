@@ -10,10 +10,8 @@ class CircuitsError(ValueError):
 
     def __init__(self, message: str) -> None:
         # What was asked may be anything, a large tensor too.
-        line = " ".join(message.split())
-        super().__init__(
-            line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-        )
+        line, half = " ".join(message.split()), _LONGEST // 2
+        super().__init__(line if len(line) <= _LONGEST else f"{line[:half]} ... {line[-half:]}")
 
 
 _LONGEST = 800

@@ -18,9 +18,8 @@ from circuits.circuit._circuit import Circuit, edges, full, nodes, read
 
 if TYPE_CHECKING:
     from circuits.circuit._evaluation import Evaluation, evaluate
-    from circuits.circuit._faithfulness_curve import MIB_SHARES, Curve, curve, smallest
+    from circuits.circuit._faithfulness_curve import MIB_SHARES, Curve, curve, prune, smallest
     from circuits.circuit._intervention import CircuitEdit
-    from circuits.circuit._pruning import prune
 
 __all__ = [
     "MIB_SHARES",
@@ -47,7 +46,7 @@ _HOMES = {
     "Evaluation": "_evaluation",
     "evaluate": "_evaluation",
     "CircuitEdit": "_intervention",
-    "prune": "_pruning",
+    "prune": "_faithfulness_curve",
 }
 
 

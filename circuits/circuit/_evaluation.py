@@ -124,7 +124,10 @@ def evaluate(
     Where the gap's interval holds 0, a warning says so. A circuit costs at most 1 + random + 2·subsets + size forwards.
     """
     given, seed = _parse_circuits(circuits), parse_seed(seed, _CALLER)
-    _check_counts(counts := {"random": random, "subsets": subsets, "draws": draws, "flips": flips})
+    counts = {"random": random, "subsets": subsets, "draws": draws, "flips": flips}
+    for name, number in counts.items():
+        if not is_whole(number, least := int(name in ("draws", "flips"))):
+            raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
     examples = PatchSetup.parse(_CALLER, model, base, source, metric, batch, how)
     runs = CircuitRunner.of(examples, batch_size, seed, draws)
     for name, one in given.items():
@@ -141,13 +144,6 @@ def evaluate(
         runs.tabulate_ends(),
         runs.settings() | counts,
     )
-
-
-def _check_counts(counts: Mapping[str, Any]) -> None:
-    for name, number in counts.items():
-        least = int(name in ("draws", "flips"))
-        if not is_whole(number, least):
-            raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
 
 
 def _measure_faithfulness(measurement: CircuitRunner, circuit: Circuit, random: int) -> Iterator[Row]:

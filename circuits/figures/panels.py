@@ -194,7 +194,9 @@ def heat(
     largest = end if end is not None else float(np.abs(grid[np.isfinite(grid)]).max(initial=0.0))
     few = len(table.columns) <= NUMBERED
     if text is None and (few if numbers is None else numbers):
-        text = [["" if cell != cell else short_number(cell) for cell in line] for line in grid.tolist()]
+        # Two significant digits and no needless zero of an exponent.
+        shown = [[f"{x:.2g}".replace("e-0", "e-") for x in line] for line in grid.tolist()]
+        text = [[x.replace("nan", "") for x in line] for line in shown]
     trace: dict[str, Any] = {
         "type": "heatmap",
         "z": table.to_numpy() if table.to_numpy().dtype.kind in "biuf" else grid,
@@ -224,11 +226,6 @@ def _colour_bar(unit: str) -> dict[str, Any]:
     # A word on the bar's title a line, where it is long; few numbers beside it, without prefixes such as µ.
     text = unit if len(unit) <= 10 else unit.replace(" ", "<br>")
     return {"title": {"text": text, "font": {"size": 12}}, "exponentformat": "e", "nticks": 5}
-
-
-def short_number(value: float) -> str:
-    """Returns a number with two significant digits and no needless zero of an exponent."""
-    return f"{value:.2g}".replace("e-0", "e-")
 
 
 def _choose_series_style(one: Series, index: int) -> tuple[str, str, str]:

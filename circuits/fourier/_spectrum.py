@@ -373,6 +373,5 @@ def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD) -> Clusters
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
         raise CircuitsError(f"fourier.clusters: threshold={threshold!r}; give a share from 0 to 1")
     best = bands.share.cpu().max(0)
-    return Clusters(
-        bands.labels, torch.where(best.values > 0, best.indices, -1), best.values, float(threshold)
-    )
+    of_neuron = torch.where(best.values > 0, best.indices, -1)
+    return Clusters(bands.labels, of_neuron, best.values, float(threshold))

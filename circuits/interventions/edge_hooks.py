@@ -487,10 +487,8 @@ def _project_to_heads(streams: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _slice_or_list(indices: Sequence[int]) -> slice | list[int]:
     """Returns an index of these rows: a slice, which copies nothing, where one follows the other."""
-    first, count = indices[0], len(indices)
-    return (
-        slice(first, first + count) if list(indices) == list(range(first, first + count)) else list(indices)
-    )
+    run = slice(indices[0], indices[0] + len(indices))
+    return run if list(indices) == list(range(run.start, run.stop)) else list(indices)
 
 
 # The patched edges of open blocks by model. Not part of its `State`, which a copy of the model would take along.

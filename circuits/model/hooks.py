@@ -140,9 +140,7 @@ def run_module(module: nn.Module, x: Tensor) -> Tensor:
     return x if untouched and torch.equal(copy, x) else output
 
 
-@functools.lru_cache(maxsize=64)
-def _signature(forward: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(forward)
+_signature = functools.lru_cache(maxsize=64)(inspect.signature)
 
 
 def bind_arguments(

@@ -134,9 +134,9 @@ def _parse_receivers(given: Any, caller: str) -> tuple[Place | None, ...]:
 
 def place_of_node(node: Node) -> Place:
     """Returns the activation that a node of a circuit writes."""
-    return (
-        Place(Site("z"), parse_heads(str(node))) if node.site == "z" else Place(Site(node.site, node.layer))
-    )
+    if node.site == "z":
+        return Place(Site("z"), parse_heads(str(node)))
+    return Place(Site(node.site, node.layer))
 
 
 def place_of_input(end: Input) -> Place | None:

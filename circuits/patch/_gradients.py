@@ -153,10 +153,8 @@ class PatchExamples(PatchSetup):
 
     def baseline(self, clean: Tensor) -> PerExample:
         """Returns the metrics at base as sums and counts per example."""
-        values = self._values(clean, clean)
-        return {
-            name: self.metric.parse(value, name, len(self.base), BASELINE) for name, value in values.items()
-        }
+        values, n = self._values(clean, clean), len(self.base)
+        return {name: self.metric.parse(value, name, n, BASELINE) for name, value in values.items()}
 
     def _values(self, output: Tensor, clean: Tensor) -> dict[str, Any]:
         """Returns the metrics of an output of `run` by name, with their gradients; `clean` is the output at base."""

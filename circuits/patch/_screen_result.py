@@ -54,9 +54,8 @@ class ScreenResult:
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return "\n".join(
-            [short_table(self.frame, SHOWN), *p_value_notes(self.frame, self.settings), *self.notes]
-        )
+        notes = p_value_notes(self.frame, self.settings)
+        return "\n".join([short_table(self.frame, SHOWN), *notes, *self.notes])
 
     @property
     def kind(self) -> str:
