@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from circuits.sweeps.sweep_result import SweepResult
 
 #: Of `interp-tasks` and of `interp-circuits`.
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # fmt: off
 __all__ = [
