@@ -70,8 +70,13 @@ def llc(
 
     Args:
         refs: REFs of checkpoints, such as ``RUN@all``.
-        step_size, localization, n_beta: the sampler's ε, γ and nβ; ``n_beta=None``: n / log n of n examples.
-        chains, draws, burn_in, batch_size: all chains see the same minibatches.
+        step_size: ε of the Langevin steps.
+        localization: γ, how strongly a spring draws a chain back to the checkpoint.
+        n_beta: nβ, the inverse temperature; ``None``: n / log n of n examples.
+        chains: how many chains, which see the same minibatches.
+        draws: steps of a chain that count.
+        burn_in: steps before them.
+        batch_size: examples in a step.
         options: samples (4096 of the training split, at most all of it), seed, task, task_config, device, progress.
     """
     if find_spec("devinterp") is None:
