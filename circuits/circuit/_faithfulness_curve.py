@@ -217,16 +217,16 @@ def prune(
     members = members.resolve(runs.graph)
     left, removed = members.entries[::-1], []
     while left:
-        considered = 2 * max(1, round(_SHARE * len(left)))
-        size = -(-min(considered, len(left)) // _BLOCKS)
-        starts = range(0, min(considered, len(left)), size)
-        without = [replace(members, entries=left[:at] + left[min(at + size, considered) :]) for at in starts]
+        considered = min(2 * max(1, round(_SHARE * len(left))), len(left))
+        size = -(-considered // _BLOCKS)
+        blocks = [slice(at, min(at + size, considered)) for at in range(0, considered, size)]
+        without = [replace(members, entries=left[: one.start] + left[one.stop :]) for one in blocks]
         measured = [runs.measure_circuit(kept.top_circuit(len(left))) for kept in without]
         errors = np.sum([abs(1 - found.share) for _, found in runs.faithfulness(measured)], axis=0)
-        best = np.argsort(errors, kind="stable")[: max(1, len(starts) // 2)]
-        for at in best:
-            removed += left[starts[at] : min(starts[at] + size, considered)]
-        left = [entry for entry in left if entry not in removed]
+        best = np.argsort(errors, kind="stable")[: max(1, len(blocks) // 2)]
+        removed += [entry for at in best for entry in left[blocks[at]]]
+        gone = set(removed)
+        left = [entry for entry in left if entry not in gone]
     return [f"{member}{at.suffix}" for member, at in reversed(removed)]
 
 
