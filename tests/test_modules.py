@@ -7,10 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from interp_tasks.disk import tomllib
 
 PACKAGES = ("circuits", "tasks", "interp_tasks")
 

@@ -1,14 +1,8 @@
 """`circuits` is packaged twice: with the whole repository, and alone."""
 
-import sys
-
 import circuits
+from interp_tasks.disk import tomllib
 from tests.wheels import REPOSITORY
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ALONE = tomllib.loads((REPOSITORY / "circuits" / "pyproject.toml").read_text(encoding="utf-8"))
 WHOLE = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))

@@ -26,11 +26,10 @@ from interp_tasks.reproduction.verdict_text import headlines_markdown, our_numbe
 
 DOCS = Path(__file__).parents[1] / "docs"
 CIRCUITS = DOCS / "results" / "circuits.md"
-PAGES = sorted({*(DOCS / "results").glob("*.md")} - {CIRCUITS})
-
 
 sys.path.insert(0, str(DOCS / "scripts"))
-results, circuits, tables = map(importlib.import_module, ("results", "circuit_tables", "tables"))
+names = ("results", "circuit_tables", "tables", "checked_numbers", "learning_coefficient")
+results, circuits, tables, checked_numbers, learning = map(importlib.import_module, names)
 sys.path.pop(0)
 
 
@@ -55,12 +54,30 @@ def test_no_table_of_a_page_is_behind(page):
     )
 
 
-def held(name):
-    return json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("page", checked_numbers.PAGES, ids=lambda page: page.stem)
+def test_every_number_of_a_page_has_a_source(page):
+    assert checked_numbers.missing(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_number_without_a_source_is_seen():
+    """Of a claim, of a log, by arithmetic, in words, and one of many that a digest stands for."""
+    sources = "curve-sudden; zoo:matrix-completion-7x7; 0.37 = 7800 / 21200; 7,800, 21,200, 20: a test; sum 234d0e: x"
+    page = f"# A page\n\n1.76 times, 11,800 steps, 0.37,\n20 and 12%.\n\n<!-- numbers: {sources} -->"
+    assert checked_numbers.missing(page) == []
+    right, wrong = ("1.76", "11,800", "0.37", "20", "12%"), ("1.75", "11,801", "0.38", "21", "13%")
+    for line, *change in zip((3, 3, 3, 4, 4), right, wrong, strict=True):
+        found = checked_numbers.missing(page.replace(*change, 1))[0]
+        assert found[:2] == (line, change[1])
+
+
+def test_half_of_the_way_is_made_for_good_and_between_checkpoints():
+    steps = {0: 8.0, 10: 2.0, 20: 6.0, 30: 2.0, 40: 0.0}
+    # From 8 to 0: at 4 between 6 at step 20 and 2 at step 30.
+    assert learning.half_way([{"step": step, "x": x} for step, x in steps.items()], "x", False) == 25
 
 
 def test_the_headlines_of_each_paper_stand_on_one_page():
-    assert sorted(places("headlines of", *PAGES)) == papers()
+    assert sorted(places("headlines of", *sorted((DOCS / "results").glob("*.md")))) == papers()
 
 
 @pytest.mark.parametrize("name", papers())
@@ -183,13 +200,8 @@ def test_bounds_stand_for_a_number_that_runs_end_too_soon_to_have():
 
 
 def test_the_page_of_circuits_shows_every_stored_circuit():
-    shown = {
-        name
-        for kind in ("circuits of", "seeds of")
-        for place in places(kind, CIRCUITS)
-        for name in place.split()
-    }
-    assert sorted(shown) == sorted(held("circuits"))
+    shown = {*" ".join([*places("circuits of", CIRCUITS), *places("seeds of", CIRCUITS)]).split()}
+    assert sorted(shown) == sorted(json.loads(CIRCUITS.with_suffix(".json").read_text(encoding="utf-8")))
 
 
 def test_circuits_of_seeds_have_the_t_interval_of_their_mean():

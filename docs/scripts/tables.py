@@ -14,6 +14,7 @@ from pathlib import Path
 import circuit_tables
 import commands
 import families
+import learning_coefficient
 import results
 
 DOCS = Path(__file__).parents[1]
@@ -22,6 +23,7 @@ MAKERS: dict[str, Callable[[str], str]] = {
     "families": lambda _: families.table(),
     "commands": lambda _: commands.table(),
     "headlines of": results.table,
+    "learning coefficient": lambda _: learning_coefficient.table(),
     "circuits of": lambda names: circuit_tables.table(circuit_tables.stored(names.split())),
     "seeds of": lambda names: circuit_tables.over_seeds(circuit_tables.stored_by_seed(names.split())),
 }
