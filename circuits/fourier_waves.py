@@ -1,4 +1,4 @@
-"""The cosines and sines of Z_p, defined once: for removing frequencies (`waves`) and for measuring them (`fourier`)."""
+"""The cosines and sines of Z_p, defined once: for removing frequencies and for measuring them."""
 
 from __future__ import annotations
 

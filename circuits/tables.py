@@ -47,7 +47,7 @@ def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame"
     if len(shown) > MOST_SHOWN:
         # One more than are shown, so that the gap between them is; texts of the others are not made.
         shown = pd.concat([shown[: MOST_SHOWN // 2 + 1], shown[-(MOST_SHOWN // 2) :]])
-    text = format_table_in_width(inline_intervals(shown), shutil.get_terminal_size((WIDTH, 24)).columns)
+    text = wrap_table_to_width(inline_intervals(shown), shutil.get_terminal_size((WIDTH, 24)).columns)
     return f"{text}\n{rows}; .{name} has all {len(frame.columns)} columns"
 
 
@@ -69,7 +69,7 @@ def interval_text(value: float, low: float, high: float) -> str:
     return f"{value:.4g}" if low != low else f"{value:.4g} [{low:.3g}, {high:.3g}]"
 
 
-def format_table_in_width(frame: pd.DataFrame, width: int) -> str:
+def wrap_table_to_width(frame: pd.DataFrame, width: int) -> str:
     """Returns a table as text, a line a row.
 
     One that is too wide stands in several tables below each other, which all begin with the columns that tell its rows

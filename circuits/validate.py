@@ -51,10 +51,10 @@ def parse_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
         if tokens.padded:
             raise CircuitsError(f"{caller}: {name} have padding; give examples of one length")
         tokens = tokens.tokens
-    return Snapshot(parse_inputs(tokens, f"{caller}: {name}"))
+    return Snapshot(parse_tensor(tokens, f"{caller}: {name}"))
 
 
-def parse_inputs(tokens: Any, label: str) -> Tensor:
+def parse_tensor(tokens: Any, label: str) -> Tensor:
     """Returns inputs [batch pos], or [batch pos ...] of vectors, as a tensor, without copying them."""
     tokens = dense_if_array(tokens, label)
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
@@ -68,7 +68,7 @@ def parse_inputs(tokens: Any, label: str) -> Tensor:
 _SEVERAL = "of several tensors make torch.utils.data.TensorDataset(a, b), of which the metric gets a tuple"
 
 
-def parse_batch(batch: Any, caller: str, examples: int | None = None) -> Any:
+def parse_metric_batch(batch: Any, caller: str, examples: int | None = None) -> Any:
     """Reads the batch of a metric, anything that takes a slice of rows and has a length, of so many examples."""
     batch = dense_if_array(batch, f"{caller}: batch") if isinstance(batch, Tensor) else batch
     is_sliceable = (

@@ -97,7 +97,7 @@ def check_runs() -> None:
 def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> Demo:
     """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."""
     examples = Examples.of({"samples": samples, "seed": seed, "progress": progress})
-    truth, hidden, made = complete_median_matrix(MATRIX_RUN, examples)
+    truth, hidden, made = median_matrix_and_completions(MATRIX_RUN, examples)
     matrices = {step: matrix_figure(truth, hidden, each) for step, each in made.items()}
     return Demo(
         measure_shipped_run(MATRIX_RUN, [None], matrices, examples),
@@ -126,7 +126,7 @@ def run_both(model: Any, tokens: Any, **options: Any) -> list[Any]:
     return [run(model, tokens, *edits, **options) for edits in ((), (ablate.uniform("all"),))]
 
 
-def complete_median_matrix(
+def median_matrix_and_completions(
     run: str, examples: Examples
 ) -> tuple[Array, NDArray[np.bool_], dict[int, list[Array]]]:
     """Returns a matrix, the one whose error after training is the median, where it is blank, and its completions.
@@ -218,7 +218,7 @@ def curve_sparkline(outcome: ShippedRunOutcome, says: str) -> str:
     """Returns the drop metric over training as a row of blocks, and where its drop begins."""
     import numpy as np
 
-    curve = outcome.log.curve(outcome.log.drop_metric)
+    curve = outcome.log.validation_curve(outcome.log.drop_metric)
     last = curve.steps[-1]
     # At each place the last value logged until there.
     ends = np.searchsorted(curve.steps, last * np.arange(1, PLACES + 1) / PLACES, side="right") - 1
@@ -260,7 +260,7 @@ def matrix_chapter(outcome: ShippedRunOutcome) -> list[Section]:
         "this one has the median error after training."
     )
     given = Curve("mse_observed", *outcome.log.finite("mse_observed"), None)
-    curves = {"blanks": outcome.log.curve("mse_masked"), "given entries": given}
+    curves = {"blanks": outcome.log.validation_curve("mse_masked"), "given entries": given}
     dotted = f"the error of answering 0, {number(level)}"
     return [
         Text(intro, "Filling in the blanks of a matrix"),
@@ -279,7 +279,10 @@ def sum_chapter(outcome: ShippedRunOutcome) -> list[Section]:
         "Steinhardt (ICLR 2023) worked out how such a model does it (https://arxiv.org/abs/2301.05217)."
     )
     train = Curve("accuracy", *outcome.log.finite("accuracy", "train"), None)
-    curves = {"sums it was not trained on": outcome.log.curve("accuracy"), "sums it was trained on": train}
+    curves = {
+        "sums it was not trained on": outcome.log.validation_curve("accuracy"),
+        "sums it was trained on": train,
+    }
     looks = "Where each head looks when the model answers this sum, and with uniform attention in all heads."
     dotted, axis = f"chance, {chance:.1%}", "share of right answers"
     return [

@@ -85,7 +85,7 @@ def read_toml(file: Path, noun: str, option: str = "") -> dict[str, Any]:
         raise UserError(f"{named} is not TOML: {error}") from None
 
 
-def parse_value(text: str) -> Any:
+def parse_json_value(text: str) -> Any:
     """Reads a user's text as JSON."""
     try:
         return json.loads(text, parse_int=parse_whole)
@@ -214,7 +214,7 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
-def lock_folder(folder: Path) -> BaseFileLock:
+def acquire_folder_lock(folder: Path) -> BaseFileLock:
     """Returns the lock of a folder, held until its ``release()`` or the end of the process, however that ends."""
     from filelock import FileLock, Timeout
 

@@ -126,11 +126,13 @@ class TrainBlock(Section):
         """Returns the values that each setting runs through; axes are those that have several."""
         lists = list_valued_keys(self.task)
 
-        def one(key: str, value: Any) -> bool:
+        def is_single_value(key: str, value: Any) -> bool:
             is_list = isinstance(value, list)
             return not is_list or (key in lists and not (value and all(isinstance(x, list) for x in value)))
 
-        return {key: [value] if one(key, value) else value for key, value in self.settings.items()}
+        return {
+            key: [value] if is_single_value(key, value) else value for key, value in self.settings.items()
+        }
 
     def count(self) -> int:
         """Returns how many runs these are."""

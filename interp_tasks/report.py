@@ -17,7 +17,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.head_selection import (
     EACH,
     EACH_LAYER,
-    chosen_heads,
+    heads_by_label,
     make_head_edits,
     parse_edit_options,
 )
@@ -160,7 +160,9 @@ class Report:
             (first[first["variant"] == ALL], "{metric}, all heads {intervention}"),
             (strongest, "{metric}, head {variant} zero"),
         ):
-            told |= {name.format_map(row): row_text(row) for row in frame.to_dict("records")}
+            told |= {
+                name.format_map(row): metric_value_with_interval(row) for row in frame.to_dict("records")
+            }
         return [{"quantity": name, "value": value} for name, value in told.items()]
 
     def page(self) -> Page:
@@ -239,7 +241,7 @@ def read_training_log(checkpoint: ResolvedCheckpoint) -> tuple[Run | None, Curve
         return None, None, "A checkpoint on its own: no training curve, no drop."
     try:
         (run,) = read_runs(checkpoint.run_name or str(checkpoint.run_path))
-        curve = run.curve(run.drop_metric)
+        curve = run.validation_curve(run.drop_metric)
     except UserError as error:
         return None, None, f"No training curve: {error}."
     return run, curve, "" if curve.drop is not None else f"No drop in {curve.metric}: {curve.why_none}."
@@ -255,13 +257,13 @@ def snapshot(subject: LoadedCheckpoint) -> Snapshot:
     unedited = [] if subject.task is None else list(checkpoint_metric_rows(subject.stored.label, subject))
     part = str(subject.labels["ref"]).removeprefix(subject.stored.label).strip(" ()")
     maps = patterns.attention(subject.model, subject.tokens).mean.numpy()
-    step, effects = int(subject.labels["step"]), effects_of(subject)
+    step, effects = int(subject.labels["step"]), sweep_head_effects(subject)
     return Snapshot(step, part, subject.task, subject.model.cfg, pandas.DataFrame(unedited), effects, maps)
 
 
-def effects_of(subject: LoadedCheckpoint) -> pandas.DataFrame:
+def sweep_head_effects(subject: LoadedCheckpoint) -> pandas.DataFrame:
     """Returns every edit of every choice of heads, in one sweep."""
-    chosen = chosen_heads([EACH, EACH_LAYER, ALL], subject.stored.sizes)
+    chosen = heads_by_label([EACH, EACH_LAYER, ALL], subject.stored.model_config)
     edits = {
         f"{mode} {label}": edit
         for mode in MODES
@@ -291,7 +293,7 @@ def metric_text(metric: str, value: float) -> str:
     return format_percent(value) if "accuracy" in metric else number(value)
 
 
-def row_text(row: Mapping[Any, Any]) -> str:
+def metric_value_with_interval(row: Mapping[Any, Any]) -> str:
     """Returns the value of a row with its interval."""
     low, high = row.get("value_ci_low"), row.get("value_ci_high")
     value = metric_text(row["metric"], row["value"])
@@ -355,7 +357,7 @@ def attention_figure(snapshots: Sequence[Snapshot], labels: Sequence[str]) -> pl
     count, most = len(snapshots), max(2, MOST_NUMBERS // snapshots[0].maps.size)
     places = np.linspace(0, count - 1, min(count, most)).round().astype(int)
     maps = {labels[place]: torch.as_tensor(snapshots[place].maps) for place in places}
-    largest = max(map(results.max_nontrivial_attention, maps.values()))
+    largest = max(map(results.max_attention_with_several_keys, maps.values()))
     names = position_labels(snapshots[0].task, snapshots[0].maps.shape[-1])
     drawn = {label: results.attention_figure(mean, names, {}, "", largest) for label, mean in maps.items()}
     return step_slider(drawn)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from tasks.errors import TaskError
-from tasks.model_construction import construct, hooked_config, init_params
+from tasks.model_construction import construct, hooked_config, init_params_and_freeze_biases
 from tasks.seeds import constant, moved
 from tasks.settings import ModelSettings
 
@@ -328,7 +328,7 @@ class Task(BaseModel, ABC):
                 f"model.n_ctx = {n_ctx} is too short: task {self.name!r} has {self.sequence_length} positions"
             )
         model = construct(hooked_config(settings, n_ctx, self.d_vocab, self.d_vocab_out))
-        init_params(model, settings, seed, self.n_read_outs)
+        init_params_and_freeze_biases(model, settings, seed, self.n_read_outs)
         return model
 
     def constrain(self, model: HookedTransformer, settings: ModelSettings) -> None:

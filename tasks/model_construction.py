@@ -176,7 +176,9 @@ def hooked_config(
     )
 
 
-def init_params(model: HookedTransformer, settings: ModelSettings, seed: int, n_read_outs: int = 1) -> None:
+def init_params_and_freeze_biases(
+    model: HookedTransformer, settings: ModelSettings, seed: int, n_read_outs: int = 1
+) -> None:
     """Draws the parameters of a model, each with a generator of its own, so that none depends on the others, and
     freezes the biases that do not train.
 
@@ -221,7 +223,7 @@ def normal_init_std(kind: str, settings: ModelSettings, d_vocab_out: int) -> flo
     if settings.init in ("normal", "gpt2"):
         return settings.init_std
     if settings.init == "torch":
-        return 1.0  # the embeddings, for which torch_bound is None
+        return 1.0  # the embeddings, for which uniform_init_bound is None
     return float((d_vocab_out if kind == "W_U" else settings.d_model) ** -0.5)
 
 

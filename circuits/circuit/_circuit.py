@@ -232,7 +232,10 @@ class Circuit:
         # Key-value groups stand behind heads.
         nodes = sorted(ends, key=lambda name: (".k" in name, ends[name].head or 0, name))
         receivers = [one.receiver for one in members if isinstance(one, Edge)]
-        of_edges = {"node": [one.node_name for one in receivers], "input": [one.name for one in receivers]}
+        of_edges = {
+            "node": [one.node_name for one in receivers],
+            "input": [one.input_kind for one in receivers],
+        }
         frame = self.frame.assign(**of_edges) if receivers else self.frame
         return circuit_figure(frame, {name: ends[name].stage for name in nodes})
 

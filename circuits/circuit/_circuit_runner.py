@@ -14,8 +14,7 @@ from torch import Tensor
 from circuits.circuit._circuit import Circuit
 from circuits.circuit._component_graph import EVERYWHERE, Edge, Graph, Member, PositionSet
 from circuits.circuit._intervention import CircuitEdit, is_sender, replacement_from_cache
-from circuits.engine.batch_size import batch_size as rows_in_a_forward
-from circuits.engine.batch_size import run_within_memory
+from circuits.engine.batch_size import choose_batch_size, run_within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import run
 from circuits.interventions.base import MeanOverExamples, Reference, Replacement
@@ -91,7 +90,7 @@ class PatchSetup:
         assert self.source is not None
         wanted = {hook: Reference(self.source, hook, Site(hook).kind, MeanOverExamples()) for hook in hooks}
         passes = CleanPassResults(self.surface, size * self.base.shape[1])
-        passes.fetch(wanted.values())
+        passes.run_missing(wanted.values())
         return {hook: passes.results[one] for hook, one in wanted.items()}
 
     def check_output(self, output: Any) -> Tensor:
@@ -110,7 +109,7 @@ def concat_per_example(parts: Sequence[PerExample]) -> PerExample:
     return found
 
 
-class _ExampleChunk(NamedTuple):
+class _ChunkAndReplacement(NamedTuple):
     """Some examples that are run together, what edges that are cut carry in them, and the clean output."""
 
     examples: PatchSetup
@@ -141,7 +140,7 @@ class CircuitRunner:
     clean: PerExample = field(default_factory=dict)
     source: PerExample = field(default_factory=dict)
     forwards: int = 0
-    _parts: list[_ExampleChunk] = field(default_factory=list)
+    _parts: list[_ChunkAndReplacement] = field(default_factory=list)
     _known: dict[tuple[Circuit, bool], PerExample] = field(default_factory=dict)
 
     @classmethod
@@ -151,7 +150,7 @@ class CircuitRunner:
         graph = Graph.of(surface)
         # What every sender changes of the stream.
         kept = len(graph.nodes) * (surface.sizes["d_model"] or 1)
-        size = rows_in_a_forward(surface, examples.base.shape[1], batch_size, examples.caller, kept=kept)
+        size = choose_batch_size(surface, examples.base.shape[1], batch_size, examples.caller, kept=kept)
         measurement = cls(examples, graph, size, seed, draws)
         run_within_memory(size, measurement._run_clean_and_source)
         return measurement
@@ -160,7 +159,7 @@ class CircuitRunner:
         """Returns the settings of a result, once all circuits have been run."""
         how = {"how": self.examples.how, "seed": self.seed, "draws": self.draws, "level": LEVEL}
         how |= {"n": len(self.examples.base), "batch_size": self.size, "forwards": self.forwards}
-        return how | self.examples.surface.settings
+        return how | self.examples.surface.unchecked
 
     def tabulate_ends(self) -> pd.DataFrame:
         """Tabulates the clean and the source run, a row per metric.
@@ -205,7 +204,7 @@ class CircuitRunner:
                 replacement = replacement_from_cache(at_own, caller)
             unedited = part.check_output(run(model, part.base))
             self.forwards += 1
-            one = _ExampleChunk(part, replacement, unedited if part.metric.function is None else None)
+            one = _ChunkAndReplacement(part, replacement, unedited if part.metric.function is None else None)
             self._parts.append(one)
             clean.append(one.values(unedited, "the clean run"))
             if output is not None:
@@ -217,7 +216,7 @@ class CircuitRunner:
 
     # ---- Circuits
 
-    def candidates(self, kind: str) -> frozenset[Member]:
+    def members_that_can_differ(self, kind: str) -> frozenset[Member]:
         """Returns the members of the graph that can carry anything else than in the clean run.
 
         Position embeddings are the same in any two prompts, and in means over prompts.
@@ -240,7 +239,7 @@ class CircuitRunner:
     def measure_circuit(self, circuit: Circuit, keep: bool = True) -> PerExample:
         """Returns the metric's sums and counts per example where a circuit is kept; or cut, and all else kept."""
         if (circuit, keep) not in self._known:
-            candidates = self.candidates(circuit.kind)
+            candidates = self.members_that_can_differ(circuit.kind)
             present = {member: at for member, at in circuit.members if member in candidates}
             if not present:
                 found = self.source if keep else self.clean

@@ -131,7 +131,7 @@ class Input(NamedTuple):
         return "output" if self.layer is None else f"{self.layer}.{'k' if self.grouped else ''}{self.head}"
 
     @property
-    def name(self) -> str:
+    def input_kind(self) -> str:
         """Returns what it is to the component: q, k, v, MLP or output."""
         return {"mlp_pre": "MLP", "resid_post": "output"}.get(self.site, self.site)
 
@@ -312,11 +312,11 @@ class Graph:
         """Refuses a circuit whose graph is known to be that of a model of another shape."""
         if known is not None and known != self:
             raise CircuitsError(
-                f"{caller}: the circuit is of a model of another shape: {known.sizes}; this one: {self.sizes}"
+                f"{caller}: the circuit is of a model of another shape: {known.sizes_text}; this one: {self.sizes_text}"
             )
 
     @property
-    def sizes(self) -> str:
+    def sizes_text(self) -> str:
         """Describes what nodes there are."""
         has = f"{self.n_layers} layers of {self.n_heads} heads"
         has += "" if self.mlps else " and no MLPs"
@@ -330,7 +330,9 @@ class Graph:
         if receiver is not None and receiver.site in ("k", "v") and receiver.grouped != self.is_grouped_query:
             group = f"; name a group, {receiver.layer}.k0.{receiver.site}"
             advice = group if self.is_grouped_query else ", each with its own keys and values"
-        return f"no {'node' if receiver is None else 'edge'} {member}: the model has {self.sizes}{advice}"
+        return (
+            f"no {'node' if receiver is None else 'edge'} {member}: the model has {self.sizes_text}{advice}"
+        )
 
 
 # Graphs are few and small values, and their edges are many: each is listed once.

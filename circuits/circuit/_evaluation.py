@@ -148,7 +148,7 @@ def evaluate(
 
 def _measure_faithfulness(measurement: CircuitRunner, circuit: Circuit, random: int) -> Iterator[Row]:
     """Yields, for each metric, the share that the circuit and random ones of its size keep."""
-    candidates = sorted(measurement.candidates(circuit.kind), key=lambda one: one.sort_key)
+    candidates = sorted(measurement.members_that_can_differ(circuit.kind), key=lambda one: one.sort_key)
     own = [(member, circuit.where[member]) for member in candidates if member in circuit.where]
     # Circuits of one size have the same controls, where all are at all positions.
     rng = np.random.default_rng([measurement.seed, 3, len(own)])

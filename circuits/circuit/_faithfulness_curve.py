@@ -129,7 +129,7 @@ def curve(
     runs = CircuitRunner.of(examples, batch_size, seed, parse_draws(draws, _CALLER))
     rows, areas = list[Row](), list[Row]()
     for name, ranking in given.items():
-        for points, area in _ranking_curve(runs, ranking.resolve(runs.graph), asked):
+        for points, area in _ranking_curve(runs, ranking.with_graph(runs.graph), asked):
             rows += [{"ranking": name, **row} for row in points]
             areas.append({"ranking": name, **area})
     return Curve(pd.DataFrame(rows), pd.DataFrame(areas), runs.tabulate_ends(), runs.settings())
@@ -171,7 +171,7 @@ def smallest(
     examples = PatchSetup.parse(caller, model, base, source, metric, batch, how)
     runs = CircuitRunner.of(examples, batch_size, 0, 1000)
     runs.tabulate_ends()
-    members = given.resolve(runs.graph)
+    members = given.with_graph(runs.graph)
     below, size = 0, len(members.entries)
     while size - below > 1:
         middle = (below + size) // 2
@@ -214,7 +214,7 @@ def prune(
     examples = PatchSetup.parse(members.caller, model, base, source, metric, batch, how)
     runs = CircuitRunner.of(examples, batch_size, 0, 1000)
     runs.tabulate_ends()
-    members = members.resolve(runs.graph)
+    members = members.with_graph(runs.graph)
     left, removed = members.entries[::-1], []
     while left:
         considered = min(2 * max(1, round(_SHARE * len(left))), len(left))
@@ -238,7 +238,7 @@ def _ranking_curve(
     The points are those of the sizes between, and of the source run and the clean one at their ends.
     """
     entries = ranking.entries
-    whole = len(measurement.candidates(ranking.kind) | {member for member, _ in entries})
+    whole = len(measurement.members_that_can_differ(ranking.kind) | {member for member, _ in entries})
     at_positions = any(at != EVERYWHERE for _, at in entries)
     total = whole * measurement.position_count if at_positions else whole
     inner = [size for size in _choose_curve_sizes(asked, total) if size <= len(entries) and size < total]
@@ -292,7 +292,7 @@ class _Ranking:
                 entries.append((member, added))
         return cls(kind, entries, graph, effects, caller)
 
-    def resolve(self, graph: Graph) -> _Ranking:
+    def with_graph(self, graph: Graph) -> _Ranking:
         """Returns the same with the graph of a model; refuses members that it lacks."""
         graph.check_same(self.graph, self.caller)
         graph.check((member for member, _ in self.entries), self.kind, self.caller)

@@ -21,7 +21,7 @@ _ON_DEVICE = 16
 _OUTPUTS = 6
 
 
-def batch_size(
+def choose_batch_size(
     surface: HookedModel,
     length: int,
     given: Any,

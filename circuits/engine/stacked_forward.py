@@ -109,7 +109,7 @@ class Variant:
     changed: bool = False
     unseen: set[str] = field(default_factory=set)
 
-    def plan_stacking(self, surface: HookedModel) -> None:
+    def decide_stacking(self, surface: HookedModel) -> None:
         """Finds the block from which it runs with others; `alone` says why it cannot, as it acts on more than its own
         rows.
         """

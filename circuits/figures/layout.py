@@ -22,17 +22,17 @@ LONGEST_SHORT = 12
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
     """Shortens names to their differences, in whole parts: ``@pre``, ``@post`` of one run; long ones to letters."""
-    same = _prefix(names)
+    same = _common_prefix(names)
     before = same[: max(map(same.rfind, "@/:")) + 1].removesuffix("@")
     rests = [name.removeprefix(before) for name in names]
-    end = re.search("[@/:].*", _prefix([rest[::-1] for rest in rests])[::-1])
+    end = re.search("[@/:].*", _common_prefix([rest[::-1] for rest in rests])[::-1])
     short = [rest.removesuffix(end[0]) if end and len(names) > 1 else rest for rest in rests]
     if not all(short) or max(map(len, short)) > LONGEST_SHORT:
         short = [chr(ord("A") + at) if len(names) <= 26 else str(at + 1) for at in range(len(names))]
     return dict(zip(names, short, strict=True))
 
 
-def _prefix(texts: Sequence[str]) -> str:
+def _common_prefix(texts: Sequence[str]) -> str:
     return "".join(same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*texts, strict=False)))
 
 
@@ -175,7 +175,7 @@ def draw(
     figure.update_annotations(font_size=13, yshift=3)
     for number, panel in enumerate(panels):
         _add_panel(figure, panel, *divmod(number, columns), share_y, down)
-    said, legend = _shorten_long_labels(figure), _legend_height(figure)
+    said, legend = _shorten_labels_and_explain(figure), _hide_or_measure_legend(figure)
     figure.update_layout(
         template=TEMPLATE,
         height=int(first + down + below + legend + 10),
@@ -217,7 +217,7 @@ def _add_panel(figure: Any, panel: Panel, row: int, column: int, share_y: bool, 
         add(**{"line": GREY, **line}, **at)
 
 
-def _labels(traces: Sequence[Any], letter: str) -> tuple[list[str], int]:
+def _axis_labels_and_length(traces: Sequence[Any], letter: str) -> tuple[list[str], int]:
     """Returns the names along an axis, none along one of numbers, and the length of the longest line of them."""
     axes = [trace[letter] for trace in traces if letter in trace and trace[letter] is not None]
     labels = [label for axis in axes if len(axis) and isinstance(axis[0], str) for label in axis]
@@ -227,20 +227,20 @@ def _labels(traces: Sequence[Any], letter: str) -> tuple[list[str], int]:
 
 def _compute_bottom_margin(panel: Panel, width: float) -> float:
     """Returns the pixels below a panel: more where plotly turns its labels for want of room."""
-    labels, longest = _labels(panel.traces, "x")
+    labels, longest = _axis_labels_and_length(panel.traces, "x")
     # Longer ones are shortened.
     turned = LONGEST_LABEL >= longest > width / CHARACTER / max(1, len(labels))
     return BELOW + (0.7 * CHARACTER * longest if turned else 0.0)
 
 
-def _shorten_long_labels(figure: Any) -> str:
+def _shorten_labels_and_explain(figure: Any) -> str:
     """Gives long labels of an axis, and long entries of the legend, short names, and returns what these mean."""
     said: dict[str, None] = {}
     for letter in "xy":
         for axis in figure.select_xaxes() if letter == "x" else figure.select_yaxes():
             name = axis.plotly_name.replace("axis", "")
             traces = [trace for trace in figure.data if trace[f"{letter}axis"] == name]
-            labels, longest = _labels(traces, letter)
+            labels, longest = _axis_labels_and_length(traces, letter)
             if longest > LONGEST_LABEL and len(labels) <= 40:
                 short = short_names(labels)
                 axis.update(tickmode="array", tickvals=labels, ticktext=list(short.values()))
@@ -255,7 +255,7 @@ def _shorten_long_labels(figure: Any) -> str:
     return " ".join(said)
 
 
-def _legend_height(figure: Any) -> int:
+def _hide_or_measure_legend(figure: Any) -> int:
     """Returns the legend's height in pixels; one of a single entry is not shown."""
     names = [trace.name for trace in figure.data if trace.showlegend]
     if len(names) < 2:

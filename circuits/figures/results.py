@@ -30,13 +30,13 @@ def sweep_figure(frame: pd.DataFrame, metrics: Sequence[str], words: Sequence[st
     Args:
         words: by position, its name (default: its number).
     """
-    axes = _find_identifying_columns(frame)
+    axes = _find_heatmap_axes(frame)
     if axes is None:
         return _sweep_points(frame, metrics)
     return _draw_sweep_heatmaps(frame, metrics, axes, words)
 
 
-def _find_identifying_columns(frame: pd.DataFrame) -> tuple[list[str], str] | None:
+def _find_heatmap_axes(frame: pd.DataFrame) -> tuple[list[str], str] | None:
     """Returns the columns that identify every variant of a site: those of the rows of a heatmap and that across it;
     None if no such columns do.
     """
@@ -153,13 +153,13 @@ def attention_figure(
         mean: [layer head query key].
         labels: names of the positions (default: their numbers).
         titles: (layer, head) -> its title (default: head 0.1).
-        largest: the end of the colours (default: `largest_choice`).
+        largest: the end of the colours (default: `max_attention_with_several_keys`).
     """
     if labels is not None and len(labels) != mean.shape[-1]:
         raise CircuitsError(f"plot: {len(labels)} labels for {mean.shape[-1]} positions")
     # A token such as <s> would be taken for a tag, and be gone.
     names = [escape(str(label), quote=False) for label in labels or range(mean.shape[-1])]
-    largest, heads = max_nontrivial_attention(mean) if largest is None else largest, mean.shape[1]
+    largest, heads = max_attention_with_several_keys(mean) if largest is None else largest, mean.shape[1]
     side = 132 if heads <= 4 else 84
     panels = [
         heat(
@@ -183,7 +183,7 @@ def attention_figure(
     return draw(panels, title, subtitle, columns=heads, share_y=True)
 
 
-def max_nontrivial_attention(mean: Tensor) -> float:
+def max_attention_with_several_keys(mean: Tensor) -> float:
     """Returns the largest attention [... query key] of queries that see several keys: others put all of it on one."""
     shares = torch.nan_to_num(mean)
     chosen = shares[(shares > 0).sum(-1) > 1]

@@ -16,7 +16,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError, format_value
 from circuits.fourier_waves import cos_sin, wave_products
 from circuits.tensors import dense_if_array, parse_numbers
-from circuits.validate import is_whole, parse_inputs, stringify_keys
+from circuits.validate import is_whole, parse_tensor, stringify_keys
 
 
 def basis(period: int) -> Float[Tensor, "period period"]:
@@ -109,7 +109,7 @@ class Grid:
             values: the period, for ids 0..period-1; or for each coordinate its ids in cyclic order. Examples with other
                 ids are left out; every combination must occur once.
         """
-        tokens = parse_inputs(tokens, "Grid.of_inputs: tokens")
+        tokens = parse_tensor(tokens, "Grid.of_inputs: tokens")
         if isinstance(values, int | np.integer):
             values = [range(int(values))] * len(coords)
         lists = [list(map(int, each)) for each in values]

@@ -97,7 +97,7 @@ def _intervene(model: nn.Module, *interventions: Intervention) -> Generator[nn.M
         # Not before: another thread may have put something in the place of the parameters.
         plan = plan_steps(interventions, surface)
         references = CleanPassResults(surface)
-        references.fetch(needed_references(plan))
+        references.run_missing(needed_references(plan))
         with attach_plan(surface, plan, references):
             yield model
 

@@ -67,9 +67,9 @@ class HookContext:
     @property
     def mask(self) -> Tensor | None:
         """The mask of this call's padding, bool [batch pos], true at tokens; None where there is none."""
-        return self.decode_step.mask
+        return self.decode_step.own_mask
 
-    def token_mask(self, current: Tensor) -> Tensor:
+    def mask_with_past(self, current: Tensor) -> Tensor:
         """Returns the mask of the run and of what came before it, [batch pos], all true where it has no padding."""
         if self.decode_step.real is not None:
             return self.decode_step.real.to(current.device)

@@ -32,7 +32,7 @@ PADDING = "padding"
 
 def find_nontoken_argument(kwargs: Mapping[str, Any], real: Tensor | None = None) -> str | None:
     """Names the argument of a call, if any, that makes the model depend on more than its tokens and their mask `real`,
-    as `mask_of` returns it.
+    as `call_padding_mask` returns it.
     """
     mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
     if real is None and mask is not None and not bool(torch.as_tensor(mask).bool().all()):
@@ -89,14 +89,14 @@ class CleanPassResults:
     tokens_per_pass: int = TOKENS_PER_PASS
     results: dict[Reference, Tensor] = field(default_factory=dict)
 
-    def fetch(self, wanted: Iterable[Reference]) -> None:
+    def run_missing(self, wanted: Iterable[Reference]) -> None:
         """Runs the passes that are missing, one per distinct pair of prompts and edits."""
         missing = [reference for reference in dict.fromkeys(wanted) if reference not in self.results]
         for prompts, before in dict.fromkeys((each.prompts, each.before) for each in missing):
             edit, layer = before or (None, 0)
             steps = () if edit is None else edit.plan(self.surface)
             writes = [step for step in steps if step.layer is not None and step.layer < layer]
-            self.fetch(one for write in writes for one in write.replacement.references(write).values())
+            self.run_missing(one for write in writes for one in write.replacement.references(write).values())
             together = [each for each in missing if (each.prompts, each.before) == (prompts, before)]
             if left := [each for each in together if each not in self.results]:
                 self._run(prompts, writes, left)
@@ -172,7 +172,7 @@ class EditedRuns:
         return self.runs[-1]
 
     @property
-    def whole(self) -> bool:
+    def is_model_running(self) -> bool:
         """Whether the model itself runs, and not a part of it that was called alone."""
         return len(self.runs) > 1
 
@@ -209,7 +209,7 @@ class EditedRuns:
             )
 
     def end(self) -> None:
-        if self.whole and not self.state.suspended:
+        if self.is_model_running and not self.state.suspended:
             self.runs.pop()
 
 
@@ -223,7 +223,9 @@ def make_edit_hook(
             return None
         # The model adds position embeddings outside of its forward pass where it generates without a cache.
         outside = (
-            write.layer is None and not call.whole and current_generation(call.surface.model) is not None
+            write.layer is None
+            and not call.is_model_running
+            and current_generation(call.surface.model) is not None
         )
         if outside and (write.positions is not None or write.replacement.references(write)):
             raise CircuitsError(

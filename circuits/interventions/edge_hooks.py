@@ -127,11 +127,11 @@ class EdgeHooks:
         ]
         for layer in range(self._surface.n_layers):
             functions += [
-                (hook_at("resid_pre", layer), partial(self._at_resid_pre, layer)),
+                (hook_at("resid_pre", layer), partial(self._prepare_qkv, layer)),
                 *((hook_at(site, layer), partial(self._replace_qkv, site, layer)) for site in BY_HEAD),
                 (hook_at("z", layer), partial(self._collect_inner_changes, "z", layer)),
                 (hook_at("attn_out", layer), partial(self._collect_output_changes, "attn_out", layer)),
-                (hook_at("resid_mid", layer), partial(self._at_resid_mid, layer)),
+                (hook_at("resid_mid", layer), partial(self._prepare_mlp_at_resid_mid, layer)),
                 (hook_at("mlp_post", layer), partial(self._collect_inner_changes, "mlp_post", layer)),
                 (hook_at("mlp_out", layer), partial(self._collect_output_changes, "mlp_out", layer)),
                 (hook_at("resid_post", layer), partial(self._at_resid_post, layer)),
@@ -152,7 +152,7 @@ class EdgeHooks:
 
     def _in_run(self, function: Callable[[EdgeRunState, Tensor], Tensor | None], x: Tensor) -> Tensor | None:
         """Calls a hook function with the run under way, unless it is none of ours, or modules are called aside."""
-        if self._call.state.suspended or not self._call.whole:
+        if self._call.state.suspended or not self._call.is_model_running:
             return None
         run: EdgeRunState = self._call.run.once("patched edges", EdgeRunState)
         return None if run.busy else function(run, x)
@@ -167,10 +167,10 @@ class EdgeHooks:
         run.left = output if run.left is None else run.left + output
         run.changes |= self._changes_at(run, hook, output)
 
-    def _at_resid_pre(self, layer: int, run: EdgeRunState, x: Tensor) -> None:
+    def _prepare_qkv(self, layer: int, run: EdgeRunState, x: Tensor) -> None:
         """Computes what receivers at q, k and v of a layer get of the stream with the senders' changes.
 
-        It is written when their hooks fire; see `_receive`.
+        It is written when their hooks fire; see `_replace_qkv`.
         """
         order = self._get_receiver_order("q", layer)
         if layer == 0 and run.left is not None:
@@ -184,7 +184,9 @@ class EdgeHooks:
             check_recomputed(x, run.left, label, differs)
         beyond_mlp = self._groups_through_mlp(layer) if self._surface.parallel else []
         arriving = self._differences(run, beyond_mlp, x)
-        stream = self._carry_past_site_hooks(run, hook_at("resid_pre", layer), order, x)
+        stream = self._propagate_past(
+            run, partial(self._surface.apply_hooks, hook_at("resid_pre", layer)), x, order
+        )
         if self._surface.parallel:
             self._prepare_mlp_input(run, layer, beyond_mlp, x, arriving, stream)
         heads_by_site = {site: heads for site in BY_HEAD if (heads := self._heads.get(hook_at(site, layer)))}
@@ -197,7 +199,7 @@ class EdgeHooks:
         )
         if not groups:
             return
-        changes = self._checked_differences(run, groups, stream)
+        changes = self._all_differences(run, groups, stream)
         projections = self._projections
         with run.hooks_paused():
             # One by one: hooks inside the norm may depend on the examples in the batch.
@@ -250,7 +252,7 @@ class EdgeHooks:
         after = self._after_hooks(run, hook, x)
         inner, changes = run.inner.pop(OUTPUTS[site], (None, {}))
         if inner is not None:
-            weight, bias = self._projections.output_weights(OUTPUTS[site], layer)
+            weight, bias = self._projections.weights_to_stream(OUTPUTS[site], layer)
             label = self._senders[next(iter(changes))].label
             output = inner.flatten(2) @ weight
             output = output if bias is None else output + bias
@@ -261,11 +263,11 @@ class EdgeHooks:
             }
             if made is not output:
 
-                def whole(output: Tensor) -> Tensor:
+                def norm_and_hooks(output: Tensor) -> Tensor:
                     return self._after_hooks(run, hook, self._normed_output(run, site, layer, output))
 
                 # From the output computed here, so that what has not changed stays exactly as it is.
-                self._propagate_differences(run, whole, output, whole(output), differences)
+                self._propagate_differences(run, norm_and_hooks, output, norm_and_hooks(output), differences)
             elif after is x:
                 run.changes |= differences
             else:
@@ -278,10 +280,12 @@ class EdgeHooks:
         if site == "mlp_out":
             run.group_mlp_out.clear()
 
-    def _at_resid_mid(self, layer: int, run: EdgeRunState, x: Tensor) -> None:
+    def _prepare_mlp_at_resid_mid(self, layer: int, run: EdgeRunState, x: Tensor) -> None:
         order, groups = self._get_receiver_order("mlp_pre", layer), self._groups_through_mlp(layer)
         arriving = self._differences(run, groups, x)
-        stream = self._carry_past_site_hooks(run, hook_at("resid_mid", layer), order, x)
+        stream = self._propagate_past(
+            run, partial(self._surface.apply_hooks, hook_at("resid_mid", layer)), x, order
+        )
         stream = self._propagate_past(
             run, partial(self._projections.apply_stream_norm, "resid_mid", layer), stream, order
         )
@@ -308,7 +312,7 @@ class EdgeHooks:
         """
         receiver = hook_at("mlp_pre", layer), None
         if receiver in self._groups:
-            (run.into_mlp,) = self._checked_differences(run, [self._groups[receiver]], stream)
+            (run.into_mlp,) = self._all_differences(run, [self._groups[receiver]], stream)
         leaving = self._differences(run, groups, stream)
         with run.hooks_paused():
             for group, before, after in zip(groups, arriving, leaving, strict=True):
@@ -326,10 +330,10 @@ class EdgeHooks:
         """Returns the stream with what a receiver at the block's end gets, `None` for no receiver; keeps it."""
         hook, order, new = hook_at("resid_post", layer), self._get_receiver_order("resid_post", layer), None
         if (hook, None) in self._groups:
-            (change,) = self._checked_differences(run, [self._groups[hook, None]], x)
+            (change,) = self._all_differences(run, [self._groups[hook, None]], x)
             x = new = x + change
             self._call.received.add(hook)
-        stream = self._carry_past_site_hooks(run, hook, order, x)
+        stream = self._propagate_past(run, partial(self._surface.apply_hooks, hook), x, order)
         # Copied, as a hook on the block may write to it in place.
         onward = partial(self._projections.apply_stream_norm, "resid_post", layer)
         run.left = self._propagate_past(run, onward, stream, order).clone()
@@ -374,7 +378,7 @@ class EdgeHooks:
                 parts.append(run.carried[group])
             if parts:
                 difference = torch.stack([_in_stream_layout(part, x) for part in parts]).sum(0)
-                difference = _drop_rounding_differences(difference, x) if self._zeroes else difference
+                difference = _cancel_stream_exactly(difference, x) if self._zeroes else difference
                 before = run.carried.get(group, 0) if order is None else 0
                 run.carried[group] = before + onward(x + difference) - after
 
@@ -391,10 +395,7 @@ class EdgeHooks:
                 run.changes = {}
         return after
 
-    def _carry_past_site_hooks(self, run: EdgeRunState, hook: str, order: int, x: Tensor) -> Tensor:
-        return self._propagate_past(run, partial(self._surface.apply_hooks, hook), x, order)
-
-    def _checked_differences(self, run: EdgeRunState, groups: Sequence[Group], stream: Tensor) -> Tensor:
+    def _all_differences(self, run: EdgeRunState, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the differences between the streams that groups of receivers read and the run's, [group batch pos
         d_model]; refuses senders that the run has not passed.
         """
@@ -417,7 +418,7 @@ class EdgeHooks:
             differences = differences + torch.stack(
                 [_in_stream_layout(run.carried.get(group, none), stream) for group in groups]
             )
-        return _drop_rounding_differences(differences, stream) if self._zeroes else differences
+        return _cancel_stream_exactly(differences, stream) if self._zeroes else differences
 
     # ---- Helpers
 
@@ -467,7 +468,7 @@ def _writes_zeros(write: ActivationEdit) -> bool:
     return isinstance(given, Zero)
 
 
-def _drop_rounding_differences(differences: Tensor, stream: Tensor) -> Tensor:
+def _cancel_stream_exactly(differences: Tensor, stream: Tensor) -> Tensor:
     """Returns differences that leave nothing of a stream [... pos d_model] where they leave its rounding, which a norm
     would make as large as any stream.
     """
@@ -491,7 +492,7 @@ def _slice_or_list(indices: Sequence[int]) -> slice | list[int]:
     return run if list(indices) == list(range(run.start, run.stop)) else list(indices)
 
 
-# The patched edges of open blocks by model. Not part of its `State`, which a copy of the model would take along.
+# The patched edges of open blocks by model. Not part of its `EditState`, which a copy of the model would take along.
 _open: WeakKeyDictionary[nn.Module, EdgeHooks] = WeakKeyDictionary()
 
 

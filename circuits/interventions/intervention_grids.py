@@ -41,7 +41,7 @@ def grid(
                 f"grid: an axis is the name of an argument with a list of items, got {axis!r}: {values!r}; "
                 "heads(spec, model) makes a list of heads"
             )
-        items.append([name_item(axis, item) for item in listed])
+        items.append([name_and_convert_item(axis, item) for item in listed])
     interventions: dict[str, Intervention | Draws] = {}
     for combination in itertools.product(*items):
         name = ", ".join(label for label, _ in combination)
@@ -71,7 +71,7 @@ _SINGULAR = {
 _NUMBERS = _SINGULAR | {"what": "layer", "permutation_or_seed": "seed"}
 
 
-def name_item(axis: str, item: Any) -> tuple[str, Any]:
+def name_and_convert_item(axis: str, item: Any) -> tuple[str, Any]:
     """Returns the name of an item in a table, and the item as `make` takes it."""
     if isinstance(item, Tensor | np.ndarray):
         return repr(Snapshot(dense_if_array(item, axis or "item"))), item
@@ -85,7 +85,7 @@ def name_item(axis: str, item: Any) -> tuple[str, Any]:
         isinstance(one, Head | KeyValueGroup | str) or (is_whole(one) and axis in _SINGULAR)
         for one in several
     ):
-        return "+".join(name_item(axis, one)[0] for one in several), item
+        return "+".join(name_and_convert_item(axis, one)[0] for one in several), item
     return str(item), item
 
 

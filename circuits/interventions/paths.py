@@ -110,7 +110,7 @@ BY_HEAD = ("q", "k", "v")
 
 
 def order_of(name: str, layer: int | None, table: dict[str, int]) -> int:
-    """Returns a site's place in the order of computation, by `SENDERS` or `receivers_of`."""
+    """Returns a site's place in the order of computation, by `SENDERS` or `receiver_site_order`."""
     return table[name] + (_PER_LAYER * layer if layer is not None else -_PER_LAYER)
 
 
@@ -151,7 +151,7 @@ def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
             # All later receivers read a stream that receives, so the sender reaches them through it.
             others += [other for other, before in streams.get(part, ()) if before < order]
             for other in others:
-                if not _disjoint(edge, other):
+                if not _have_disjoint_positions(edge, other):
                     raise CircuitsError(
                         f"{edge.label}: an edge is patched twice, by {other.label} too; give each edge one source"
                     )
@@ -178,7 +178,7 @@ def receiving_heads(receiver: Receiver, surface: HookedModel) -> Iterable[int | 
     return range(surface.head_count(receiver.kind)) if receiver.heads is None else receiver.heads
 
 
-def _disjoint(one: EdgePatch, other: EdgePatch) -> bool:
+def _have_disjoint_positions(one: EdgePatch, other: EdgePatch) -> bool:
     """Tells whether two patches of one edge are sure to be at different positions."""
     first, second = one.sender.positions, other.sender.positions
     if isinstance(first, tuple) and isinstance(second, tuple):

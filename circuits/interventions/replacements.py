@@ -20,7 +20,7 @@ from circuits.interventions.base import (
     Replacement,
 )
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompt_parsing import check_no_padding, parse_prompts, tokenise_for_model
+from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts, tokenise_for_model
 from circuits.model.prompts import (
     Given,
     Prompts,
@@ -110,7 +110,7 @@ class Mean(_FromPrompts):
             raise CircuitsError(f"{label}: the reference has no tokens at reference_positions={self.at}")
         # Means per position need equal lengths only; a mean over positions must see no padding at all.
         used = torch.ones(prompts.shape[:2], dtype=torch.bool) if self.over == "batch,pos" else None
-        check_no_padding(surface, prompts, used, f"{label}, reference")
+        check_no_unmasked_padding(surface, prompts, used, f"{label}, reference")
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"mean": Reference(self.prompts, write.hook, write.kind, self.reduction)}
@@ -122,10 +122,10 @@ class Mean(_FromPrompts):
         if pooled or not (self.prompts.padded or step.open or step.real is not None):
             check_shape(mean, current, context.write, "reference", pooled)
             return mean
-        real, longest = context.token_mask(current), known.max()[None]
+        real, longest = context.mask_with_past(current), known.max()[None]
         lengths = real.sum(1)
         if step.open:
-            check_length(step.own(current.shape[kind.query_axis]), longest, current, context, "reference")
+            check_in_source(step.own(current.shape[kind.query_axis]), longest, current, context, "reference")
         elif int(lengths.max()) > int(longest):
             raise CircuitsError(
                 f"{context.write.label}: the reference has prompts of up to {int(longest)} tokens, the run one of "
@@ -152,7 +152,7 @@ class Resample(_FromPrompts):
     seed: int = 0
 
     def check(self, surface: HookedModel, label: str) -> None:
-        check_no_padding(surface, self.prompts, None, f"{label}, source")
+        check_no_unmasked_padding(surface, self.prompts, None, f"{label}, source")
 
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return {"source": Reference(self.prompts, write.hook, write.kind)}
@@ -360,7 +360,7 @@ def check_shape(
         )
 
 
-def check_length(own: Tensor, lengths: Tensor, current: Tensor, context: HookContext, what: str) -> None:
+def check_in_source(own: Tensor, lengths: Tensor, current: Tensor, context: HookContext, what: str) -> None:
     """Refuses an edit, while the model generates, at positions of the run, `own` [batch or 1, pos], that are beyond the
     `lengths` [batch or 1] of the source.
     """
@@ -409,11 +409,11 @@ def align_source(
         values = gather_columns(source, _paired_columns(at, there, current, context), axis)
         check_shape(values, current, write, "source")
         return values
-    real = context.token_mask(current)
+    real = context.mask_with_past(current)
     real = torch.ones_like(real) if by_column else real
     own, here, lengths = positions_from_mask(real), real.sum(1), there.sum(1).expand(len(real))
     if step.open:
-        check_length(own[:, step.start :], lengths, current, context, "source")
+        check_in_source(own[:, step.start :], lengths, current, context, "source")
     elif bool((here != lengths).any()):
         row = int((here != lengths).nonzero()[0])
         raise CircuitsError(

@@ -12,8 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from circuits.engine.batch_size import batch_size as rows_in_a_forward
-from circuits.engine.batch_size import run_within_memory
+from circuits.engine.batch_size import choose_batch_size, run_within_memory
 from circuits.errors import CircuitsError
 from circuits.figures.layout import draw
 from circuits.figures.panels import bars, heat, rows_to_series
@@ -28,7 +27,7 @@ from circuits.model.prompts import Prompts, gather_columns
 from circuits.model.sites import Site
 from circuits.model.types import BatchLike, Figure, MetricLike, PositionsLike, TokensLike
 from circuits.statistics import LEVEL, summarise
-from circuits.sweeps.metrics import Metric, is_sum_count_pair, quote_metric
+from circuits.sweeps.metrics import Metric, is_sum_count_pair, metric_label
 from circuits.tables import short_table
 from circuits.tensors import Snapshot, parse_positions, positions_to_columns, positions_to_mask
 
@@ -76,11 +75,11 @@ def lens(
     prompts = parse_prompts(surface, tokens, "lens")
     surface.check_prompts(prompts, "lens: tokens")
     parts = surface.n_layers * (surface.n_heads + 4) * (surface.sizes["d_model"] or 1)
-    size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "lens", kept=parts)
+    size = choose_batch_size(surface, prompts.shape[1], batch_size, "lens", kept=parts)
     if metric is None and batch is not None:
         raise CircuitsError("lens: batch= goes with metric=")
 
-    def measured(size: int) -> Any:
+    def run_with_size(size: int) -> Any:
         runs = _runs(surface, prompts, bool(edits), size)
         if metric is None:
             return _build_lens(surface, prompts, runs, positions)
@@ -89,7 +88,7 @@ def lens(
 
     # One block spans everything, so that contributions use the weights that interventions put in.
     with intervene(model, *edits):
-        return run_within_memory(size, measured)
+        return run_within_memory(size, run_with_size)
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def _attribute_metric(
     read_out: ReadOut | None = None
     linear = True
     for one in runs:
-        total, count, gradient = _compute_metric_gradient(metric.at(one.rows), one.output)
+        total, count, gradient = _compute_metric_and_gradient(metric.at(one.rows), one.output)
         # Only where it reads: most metrics read a few positions and logits.
         columns = gradient.ne(0).any(-1).any(0).nonzero().flatten().expand(len(gradient), -1)
         gradient, one = gather_columns(gradient, columns, 1), one.at(columns)
@@ -172,11 +171,11 @@ def _attribute_metric(
     joined = _concatenate_runs(by_run)
     if linear:
         del joined["nonlinear"]
-    settings = {"batch_size": size, **surface.settings}
+    settings = {"batch_size": size, **surface.unchecked}
     return DirectAttribution(joined, torch.cat(totals), torch.cat(counts), metric.name, settings)
 
 
-def _compute_metric_gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _compute_metric_and_gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the metric of each example, what it is divided by, and its gradient at the output."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = output.clone().requires_grad_()
@@ -188,7 +187,7 @@ def _compute_metric_gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Te
         value = value[0] if is_sum_count_pair(value) else value
         if not isinstance(value, Tensor) or not value.requires_grad:
             raise CircuitsError(
-                f"lens: {quote_metric(name)} has no gradient; compute it with torch, without detach or argmax"
+                f"lens: {metric_label(name)} has no gradient; compute it with torch, without detach or argmax"
             )
         (gradient,) = torch.autograd.grad(value.double().sum(), leaf)
     return torch.as_tensor(total), torch.as_tensor(count), gradient

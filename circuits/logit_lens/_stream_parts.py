@@ -80,13 +80,13 @@ class Norm:
         with torch.no_grad():
             output: Tensor = module(x)
 
-        def error(norm: Norm) -> float:
+        def error_in_roundings(norm: Norm) -> float:
             predicted = norm.linear(x, norm.scale(x)) + (0.0 if shift is None else shift)
             rounding = rounding_tolerance(x.dtype, surface.bridged) * norm.rounding_sizes(x).clamp(min=1e-30)
             return float(((predicted - output).abs() / rounding).max())
 
-        best = min(cls.kinds(surface, gain, shift), key=error)
-        if not error(best) <= 1:
+        best = min(cls.kinds(surface, gain, shift), key=error_in_roundings)
+        if not error_in_roundings(best) <= 1:
             raise CircuitsError(
                 f"lens: {path} is neither LayerNorm nor RMS norm, so the heads before it have no share of what it adds"
             )
@@ -116,7 +116,7 @@ class ReadOut:
     def capped(self, logits: Tensor) -> Tensor:
         return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
 
-    def error(self, stream: Tensor, output: Tensor) -> float:
+    def error_in_roundings(self, stream: Tensor, output: Tensor) -> float:
         """Returns the difference from the model's own output, as a multiple of what rounding may cause."""
         predicted, wide = self.output(stream), torch.promote_types(stream.dtype, torch.float32)
         # At each of d_model additions the sum by then is rounded: on average half of all products.
@@ -132,7 +132,7 @@ class ReadOut:
     def check(self, stream: Tensor, output: Tensor) -> None:
         """Refuses a model whose output on a stream is another one."""
         # The comparison is negated so that NaN counts as a difference.
-        if not self.error(stream, output) <= 1:
+        if not self.error_in_roundings(stream, output) <= 1:
             raise CircuitsError(
                 "lens: the output of this model is not a linear function of its normalised residual stream (a norm "
                 "other than LayerNorm and RMS, or a read-out of its own), so contributions would not add up"
@@ -155,7 +155,7 @@ class ReadOut:
             cls(one, weight, constant, cap if cap > 0 else None, surface.bridged)
             for one in Norm.kinds(surface, gain, None)
         ]
-        return min(kinds, key=lambda one: one.error(stream[:1], output[:1]))
+        return min(kinds, key=lambda one: one.error_in_roundings(stream[:1], output[:1]))
 
 
 _PARTS = tuple(Site(name) for name in ("embed", "pos_embed", "z", "mlp_out"))
@@ -165,7 +165,7 @@ _LAYER_OUTPUT = "blocks.{}.hook_normalized_resid_post"
 
 
 def sites_to_cache(surface: HookedModel) -> list[Site]:
-    """Returns the sites that `components` reads."""
+    """Returns the sites that `component_contributions` reads."""
     last = Site("resid_post", surface.n_layers - 1)
     sites = (*_PARTS, *(_SUMS if surface.post_norm else (last,)))
     return [site for site in sites if site.hook(0) in surface.hooks]
@@ -246,7 +246,7 @@ class _StreamDecomposition:
     def add_attention(self, layer: int) -> None:
         """Adds the output of each head of a layer, and their common biases."""
         z = self.seen[Site("z", layer)]
-        weight, bias = self.projections.output_weights("z", layer)
+        weight, bias = self.projections.weights_to_stream("z", layer)
         out = weight.detach().unflatten(0, z.shape[2:])
         added = {str(Head(layer, head)): z[:, :, head] @ out[head] for head in range(z.shape[2])}
         if bias is not None:

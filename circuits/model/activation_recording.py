@@ -53,11 +53,11 @@ def listen_at_hooks(surface: HookedModel, functions: Iterable[tuple[str, Functio
     """Calls each function with the activation at its hook, in the order given, as `HookedModel.on_forward` does."""
     depth = 0
 
-    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def count_run_start(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         nonlocal depth
         depth += 1
 
-    def end() -> None:
+    def count_run_end() -> None:
         nonlocal depth
         depth = max(0, depth - 1)
 
@@ -65,7 +65,7 @@ def listen_at_hooks(surface: HookedModel, functions: Iterable[tuple[str, Functio
         return function(activation) if depth == 1 else None
 
     with ExitStack() as stack:
-        stack.callback(surface.on_run(begin, end).remove)
+        stack.callback(surface.on_run(count_run_start, count_run_end).remove)
         for hook, function in functions:
             stack.callback(surface.on_forward(hook, partial(outermost, function)).remove)
         yield

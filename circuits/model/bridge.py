@@ -78,7 +78,7 @@ class Bridge(ABC):
         if layer is None:
             return hook_module_output(module, given)
         if site == "resid_mid" and self.feeds_only_mlp(site):
-            return _hook_mlp_stream(module, given, layer)
+            return _hook_mlp_stream_in_place(module, given, layer)
         return self._hook_at_softmax(site, layer, given) or hook_module_output(module, given)
 
     def on_input(self, hook: str, function: Function) -> Handle:
@@ -129,7 +129,7 @@ class Bridge(ABC):
         # `run_with_hooks` and `run_with_cache` bypass the bridge's own __call__; every run calls the wrapped model.
         return Handles(
             self._wrapped.register_forward_pre_hook(
-                lambda module, args, kwargs: begin(*_convert_arguments(module, args, kwargs)),
+                lambda module, args, kwargs: begin(*_to_bridge_arguments(module, args, kwargs)),
                 with_kwargs=True,
             ),
             self._wrapped.register_forward_hook(lambda module, inputs, output: end(), always_call=True),
@@ -290,7 +290,7 @@ def make_bridge(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -
     return HuggingFaceBridge(model, hooks, wrapped, find_model_family(model, wrapped, parallel))
 
 
-def _convert_arguments(
+def _to_bridge_arguments(
     wrapped: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Converts the wrapped model's arguments into those of the bridge: the inputs, and all arguments by name."""
@@ -316,13 +316,13 @@ def _unmask_empty_queries(
     return args, {**kwargs, "attention_mask": mask.masked_fill(empty, 0.0)}
 
 
-def _hook_mlp_stream(module: nn.Module, function: Function, layer: int) -> Handle:
+def _hook_mlp_stream_in_place(module: nn.Module, function: Function, layer: int) -> Handle:
     """Hooks a hook point of the residual stream that feeds the MLP alone: what is written there is written to the
     stream's own memory, which the skip connection reads next.
     """
     streams: list[Tensor] = []
 
-    def write(output: Tensor) -> Tensor | None:
+    def write_in_place(output: Tensor) -> Tensor | None:
         stream = streams.pop()
         # A copy, as gradients may need what the function was given.
         new = function(output.clone())
@@ -333,7 +333,7 @@ def _hook_mlp_stream(module: nn.Module, function: Function, layer: int) -> Handl
 
     return Handles(
         module.register_forward_pre_hook(lambda module, inputs: streams.append(inputs[0]), prepend=True),
-        module.register_forward_hook(lambda module, inputs, output: write(output)),
+        module.register_forward_hook(lambda module, inputs, output: write_in_place(output)),
     )
 
 

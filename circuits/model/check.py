@@ -103,7 +103,7 @@ def _measure_write_difference(
     """Returns how far the two writes at one place are apart, as a fraction of the effect, and the verdict."""
     seen: list[Tensor] = []
 
-    def write(x: Tensor) -> Tensor:
+    def add_noise(x: Tensor) -> Tensor:
         """Returns the activation with noise of its own size."""
         seen.append(x.clone())
         noise = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(x)
@@ -112,7 +112,7 @@ def _measure_write_difference(
         return x + noise * _zero_masked_scores(x).std()
 
     try:
-        with _plain_hooks(surface, len(tokens), *place, write):
+        with _plain_hooks(surface, len(tokens), *place, add_noise):
             expected = _logits(surface.model(tokens))
     except (AttributeError, LookupError, RuntimeError, TypeError):
         return float("nan"), "the model has no module of a known form that computes it"
@@ -121,7 +121,7 @@ def _measure_write_difference(
         return float("nan"), "a write by plain torch hooks has no effect"
     if not _same(_zero_masked_scores(read), _zero_masked_scores(seen[0]), tolerance):
         return float("nan"), "it holds something else than the module computes"
-    with hooks_on(surface.model, [surface.on_forward(Site(*place).hook(), write)]):
+    with hooks_on(surface.model, [surface.on_forward(Site(*place).hook(), add_noise)]):
         found = _logits(surface.model(tokens))
     difference = float((found - expected).abs().max()) / effect
     same = difference <= tolerance
@@ -207,7 +207,7 @@ def _plain_hooks(
     """Writes to a site inside the block by hooks of torch alone, at the module that computes it."""
     heads = surface.head_count(KINDS[site]) if surface.bridged and site in ("q", "k", "v", "z") else None
 
-    def shaped(x: Tensor) -> Tensor:
+    def apply_in_site_shape(x: Tensor) -> Tensor:
         """Applies the function where a module has batch and positions, or the heads, on one axis."""
         whole = x if x.ndim > 2 else x.unflatten(0, (batch, -1))
         new = function(whole if heads is None or x.ndim == 4 else whole.unflatten(-1, (heads, -1)))
@@ -220,14 +220,14 @@ def _plain_hooks(
     block: Any = surface.model if layer is None else surface.block_modules[layer]
     streams: list[Tensor] = []
 
-    def change(added: Tensor) -> Tensor:
-        return shaped(streams[-1] + added) - streams[-1]
+    def edit_added(added: Tensor) -> Tensor:
+        return apply_in_site_shape(streams[-1] + added) - streams[-1]
 
     if site != "resid_mid" or (surface.huggingface and site in surface.huggingface.family.places):
-        handles = [_hooked(*_find_site_module(surface, block, site, layer), shaped)]
+        handles = [_hooked(*_find_site_module(surface, block, site, layer), apply_in_site_shape)]
     else:
         attention = _find_site_module(surface, block, "attn_out", layer)
-        handles = [_hooked(block, True, streams.append), _hooked(*attention, change)]
+        handles = [_hooked(block, True, streams.append), _hooked(*attention, edit_added)]
     with hooks_on(surface.model, handles):
         yield
 

@@ -61,7 +61,7 @@ class DecodeStep:
     real: Tensor | None = field(default=None, compare=False)
 
     @property
-    def mask(self) -> Tensor | None:
+    def own_mask(self) -> Tensor | None:
         """The mask of the run's own positions, bool [batch pos]; None where there is no padding."""
         return None if self.real is None else self.real[:, self.start :]
 
@@ -84,10 +84,10 @@ class DecodeStep:
         batch of `batch` run (None: all).
         """
         if positions is None:
-            return torch.ones(length, dtype=torch.bool) if self.mask is None else self.mask
+            return torch.ones(length, dtype=torch.bool) if self.own_mask is None else self.own_mask
         if isinstance(positions, Snapshot):
-            chosen = self._select_prompt_mask(positions.tensor, length, what, rows, batch)
-            return chosen if self.mask is None else chosen.to(self.mask.device) & self.mask
+            chosen = self._cut_mask_to_run(positions.tensor, length, what, rows, batch)
+            return chosen if self.own_mask is None else chosen.to(self.own_mask.device) & self.own_mask
         if isinstance(positions, tuple) and not self.open:
             return positions_to_mask(positions, length, what, self.real)
         columns, here = self._prompt_length(positions, length, what), self.own(length)
@@ -111,9 +111,9 @@ class DecodeStep:
             numbers = torch.tensor(positions, device=here.device)
             absolute = torch.where(numbers < 0, prompts + numbers, numbers)
             chosen = (here[..., None] == absolute[:, None]).any(-1)
-        return chosen[0] if self.mask is None else chosen & self.mask
+        return chosen[0] if self.own_mask is None else chosen & self.own_mask
 
-    def _select_prompt_mask(
+    def _cut_mask_to_run(
         self, mask: Tensor, length: int, what: str, rows: slice | Tensor | None, batch: int
     ) -> Tensor:
         """Returns a mask over the prompt, [pos] or [batch pos], cut to the run, false beyond the prompt."""
@@ -224,7 +224,7 @@ def _mark_streamed_steps(model: nn.Module, generation: object, steps: Any) -> It
 
 
 def watch_generations(model: nn.Module) -> Handle:
-    """Lets `under_way` know of the model's generations until the handle is removed."""
+    """Lets `current_generation` know of the model's generations until the handle is removed."""
 
     def around(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         generation = object()

@@ -40,7 +40,7 @@ class EditState:
     written: dict[nn.Parameter, tuple[int, int]] = field(default_factory=dict)
     # Autoencoders in the model, by the hook of their site.
     splices: dict[str, Any] = field(default_factory=dict)
-    # Hooks and functions that get activations after all edits (`kept_last`), and their handles.
+    # Hooks and functions that get activations after all edits (`keep_hooks_last`), and their handles.
     last: list[tuple[str, Any]] = field(default_factory=list)
     last_handles: list[Any] = field(default_factory=list)
     # What takes off what is on the model, by its owner; an interrupted block may leave some.
@@ -58,7 +58,7 @@ class EditState:
         # Of all: the q, k and v of GPT-2's bridge are columns of one matrix, whose version is that of each.
         self.written = {one: _version_and_address(one) for one in {**self.written, **values}}
 
-    def current(self) -> dict[nn.Parameter, Tensor]:
+    def replaced_values(self) -> dict[nn.Parameter, Tensor]:
         """Returns what the open blocks give parameters; a later block overrides an earlier."""
         return {parameter: value for block in self.replacing for parameter, value in block.items()}
 
@@ -240,11 +240,11 @@ def parameters_replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, T
         state.write_parameters(new)
         yield
     finally:
-        current = state.current()
+        current = state.replaced_values()
         others |= {one for one in new if not torch.equal(one, current[one].to(one))}
         # Compared by identity, as another block may hold equal values.
         state.replacing[:] = [block for block in state.replacing if block is not new]
-        left = state.current()
+        left = state.replaced_values()
         originals = {one: state.originals.pop(one) for one in new if one in state.originals.keys() - left}
         state.write_parameters(
             {one: value for one, value in (left | originals).items() if one in new.keys() - others}

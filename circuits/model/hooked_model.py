@@ -359,7 +359,7 @@ class HookedModel:
         return revocable
 
     @property
-    def settings(self) -> dict[str, str]:
+    def unchecked(self) -> dict[str, str]:
         """What the settings of a result say of the model: "unchecked", with what was not tested; else nothing."""
         if not is_unchecked(self.model):
             return {}

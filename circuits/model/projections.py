@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ class Projections:
         """Returns what a layer's attention reads of residual streams [row pos d_model]: the streams after its norm."""
         if self.surface.post_norm or self.surface.norms_after_only:
             return streams.clone()  # a caller may keep both
-        normed: Tensor = self._block(layer).ln1(streams)
+        normed: Tensor = self.surface.block(layer).ln1(streams)
         return normed
 
     def apply_stream_norm(self, site: str, layer: int | None, stream: Tensor) -> Tensor:
@@ -88,7 +87,7 @@ class Projections:
             )
         return parameters[0], parameters[1]
 
-    def output_weights(self, site: str, layer: int) -> tuple[Tensor, Tensor | None]:
+    def weights_to_stream(self, site: str, layer: int) -> tuple[Tensor, Tensor | None]:
         """Returns the weights from z (heads flattened) or mlp_post to the stream [in d_model], and the bias."""
         path = f"blocks.{layer}.{'attn' if site == 'z' else 'mlp'}"
         name, capital = ("o", "O") if site == "z" else ("out", "out")
@@ -106,7 +105,7 @@ class Projections:
             arriving: the stream before the hooks at resid_mid; in a parallel block, at resid_pre.
             stream: the stream after them.
         """
-        block = self._block(layer)
+        block = self.surface.block(layer)
         if self.surface.bridged:
             # The hook point of resid_mid is the norm's own; that of a parallel block's stream is not.
             output: Tensor = block.mlp(block.ln2(stream if self.surface.parallel else arriving))
@@ -116,9 +115,6 @@ class Projections:
             stream = block.hook_mlp_in(stream)
         reads_stream = self.surface.post_norm or self.surface.norms_after_only
         return block.apply_mlp(stream if reads_stream else block.ln2(stream))
-
-    def _block(self, layer: int) -> Any:
-        return self.surface.block(layer)
 
     def _weight(self, *names: str) -> Tensor:
         for name in names:

@@ -14,7 +14,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Given, Prompts, Texts, Words
 from circuits.model.types import TokensLike
 from circuits.tensors import dense_if_array
-from circuits.validate import parse_choice, parse_inputs
+from circuits.validate import parse_choice, parse_tensor
 
 
 def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Prompts:
@@ -61,7 +61,7 @@ def parse_tokens_or_texts(given: Any, caller: str, name: str, side: str | None =
         return _parse_encoding(given, what, side or "right")
     given = dense_if_array(given, what)
     if not isinstance(given, list | tuple):
-        return Prompts(parse_inputs(given, what))
+        return Prompts(parse_tensor(given, what))
     if given and all(isinstance(text, str) for text in given):
         return Texts(tuple(given))
     return _padded(given, what, 0, side or "right")
@@ -75,7 +75,7 @@ def is_encoding(given: Any) -> bool:
 def _parse_encoding(given: Mapping[str, Any], what: str, side: str) -> Prompts:
     """Reads what a tokenizer returns, with further keys as they are; whether the model takes them, it tells later."""
     ids = dense_if_array(given["input_ids"], what)
-    found = _padded(ids, what, 0, side) if isinstance(ids, list | tuple) else Prompts(parse_inputs(ids, what))
+    found = _padded(ids, what, 0, side) if isinstance(ids, list | tuple) else Prompts(parse_tensor(ids, what))
     extra: dict[str, Tensor] = {}
     for name in given.keys():  # noqa: SIM118 (a BatchEncoding iterates over rows)
         if name == "input_ids" or given[name] is None:
@@ -194,7 +194,7 @@ def _padding_at(surface: HookedModel, tokens: Tensor, side: str, spare: str | No
     return at if side == "left" else at.flip(1)
 
 
-def padding_mask(surface: HookedModel, tokens: Tensor) -> Tensor | None:
+def find_padding(surface: HookedModel, tokens: Tensor) -> Tensor | None:
     """Returns bool [batch pos], true at padding before or after an example; None where there is none, or no tokenizer.
 
     Where padding has the id of the first (BOS) or last (EOS) token too, the one next to the text counts as that token.
@@ -230,11 +230,11 @@ def mask_of_model(surface: HookedModel, tokens: Tensor) -> Tensor | None:
     return None if mask is None or bool(mask.all()) else mask
 
 
-def check_no_padding(surface: HookedModel, prompts: Prompts, used: Tensor | None, what: str) -> None:
+def check_no_unmasked_padding(surface: HookedModel, prompts: Prompts, used: Tensor | None, what: str) -> None:
     """Refuses inputs without a mask in which padding would be taken for tokens, at the positions `used`, bool [batch
     pos]; None: examples are compared by position, and padding that they all have in the same places does no harm.
     """
-    mask = padding_mask(surface, prompts.tokens) if prompts.mask is None else None
+    mask = find_padding(surface, prompts.tokens) if prompts.mask is None else None
     if mask is None:
         return
     mask = mask & (~mask.all(0) if used is None else used.to(mask.device))

@@ -53,10 +53,10 @@ class SoftmaxHooks:
         if self._hooks is not None and not any(self._listeners.values()):
             self._hooks.remove()
             self._hooks = None
-            self._stop_watching()
+            self._stop_and_count_softmaxes()
             _softmax_hooks.pop(self._attention, None)
 
-    def _stop_watching(self) -> int:
+    def _stop_and_count_softmaxes(self) -> int:
         """Stops looking at softmaxes; returns how many there were, or 1 where that had been stopped."""
         mode, self._mode = self._mode, None
         if mode is None:
@@ -71,8 +71,8 @@ class SoftmaxHooks:
             self._mode.__enter__()
 
     def _stop_and_check(self, output: Any) -> None:
-        count = self._stop_watching()
-        # After an exception of the module there is no output; after an interrupt only `_stop_watching` is called.
+        count = self._stop_and_count_softmaxes()
+        # After an exception of the module there is no output; after an interrupt only the stop itself is called.
         if output is not None and count != 1:
             raise CircuitsError(
                 f"blocks.{self._layer}.attn: {count} softmaxes over keys where one is supported, which hides scores "

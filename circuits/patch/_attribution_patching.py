@@ -159,7 +159,7 @@ def attribution(
     settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": sized.batch_size}
     description = {"intervention": caller, "direction": direction, "site": str(place.site), "by": axis}
     described = {run["variant"]: [description] for run in runs}
-    return tabulate(measured, resampling, described, settings | pair.surface.settings | pair.words)
+    return tabulate(measured, resampling, described, settings | pair.surface.unchecked | pair.words)
 
 
 def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_Rows]:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from circuits.circuit._circuit_runner import PatchSetup, concat_per_example
-from circuits.engine.batch_size import batch_size as rows_in_a_forward
-from circuits.engine.batch_size import run_within_memory
+from circuits.engine.batch_size import choose_batch_size, run_within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Replacement
 from circuits.interventions.replacements import FromTokens, Mean, Zero, align_mean
@@ -25,7 +24,7 @@ from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import Site
 from circuits.patch._gim_gradients import with_gim
-from circuits.sweeps.metrics import BASELINE, PerExample, is_sum_count_pair, quote_metric
+from circuits.sweeps.metrics import BASELINE, PerExample, is_sum_count_pair, metric_label
 from circuits.validate import is_whole
 
 #: What the unembedding reads.
@@ -65,7 +64,7 @@ class PatchExamples(PatchSetup):
         # Changes of the stream by all senders are in float64, in each order that products need.
         changes = 8 * surface.n_layers * (surface.n_heads + 1) * (surface.sizes["d_model"] or 1)
         kept, layers, length = changes * of_edges, surface.n_layers, self.base.shape[1]
-        size = rows_in_a_forward(surface, length, given, self.caller, layers=layers, kept=kept)
+        size = choose_batch_size(surface, length, given, self.caller, layers=layers, kept=kept)
         return replace(self, batch_size=size)
 
     @property
@@ -89,7 +88,7 @@ class PatchExamples(PatchSetup):
             estimate: returns both for the pair of one batch.
         """
 
-        def of(size: int) -> tuple[PatchExamples, PerExample, dict[str, np.ndarray]]:
+        def estimate_with_size(size: int) -> tuple[PatchExamples, PerExample, dict[str, np.ndarray]]:
             pair, surface = replace(self, batch_size=size), self.surface
             baseline: list[PerExample] = []
             parts: dict[str, list[np.ndarray]] = {}
@@ -102,10 +101,10 @@ class PatchExamples(PatchSetup):
             unedited = concat_per_example(baseline)
             whole = {metric: np.concatenate(parts[metric], 1) for metric in unedited}
             if bad := [metric for metric, one in whole.items() if not np.isfinite(one).all()]:
-                raise CircuitsError(f"{self.caller}: {quote_metric(bad[0])}: an estimate is not finite")
+                raise CircuitsError(f"{self.caller}: {metric_label(bad[0])}: an estimate is not finite")
             return pair, unedited, whole
 
-        return run_within_memory(self.batch_size, of)
+        return run_within_memory(self.batch_size, estimate_with_size)
 
     @staticmethod
     def change(base: Tensor, source: Tensor) -> Tensor:
@@ -219,7 +218,7 @@ class PatchExamples(PatchSetup):
             if not isinstance(total, Tensor) or not total.requires_grad:
                 others = "; or leave it out here" if len(values) > 1 else ""
                 raise CircuitsError(
-                    f"{self.caller}: {quote_metric(name)} has no gradient; compute it with torch, without detach or "
+                    f"{self.caller}: {metric_label(name)} has no gradient; compute it with torch, without detach or "
                     f"argmax{others}"
                 )
             at = [run.activations[hook] for hook in hooks]
@@ -227,7 +226,7 @@ class PatchExamples(PatchSetup):
                 found = torch.autograd.grad(total.double().sum(), at, retain_graph=True, allow_unused=True)
             except RuntimeError as error:
                 raise CircuitsError(
-                    f"{self.caller}: {quote_metric(name)} has no gradient: {str(error).splitlines()[0]}"
+                    f"{self.caller}: {metric_label(name)} has no gradient: {str(error).splitlines()[0]}"
                 ) from error
             by_metric[name] = {
                 hook: torch.zeros_like(x) if gradient is None else gradient

@@ -222,7 +222,7 @@ def measure_and_tabulate(
     else:
         frame = pd.concat(tables.values())
         frame = frame.reindex(columns=[*frame, "effect_size", *EXACT])
-    settings = settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.surface.settings
+    settings = settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.surface.unchecked
     settings |= options.resampling | {"n": len(pair.base), "level": LEVEL}
     # Metrics keep their order; of equal rows the larger estimate is first.
     order = [frame["rank"], -effect_magnitudes(frame, options.rank), pd.factorize(frame["metric"])[0]]

@@ -23,7 +23,7 @@ from circuits.validate import check_renamed_args, parse_draws, parse_seed
 
 
 @dataclass(frozen=True)
-class _PairedMeasure:
+class _PairedHeadMeasure:
     """A measure of each head between paired inputs, beside that between unpaired ones, in `frame`."""
 
     frame: pd.DataFrame
@@ -35,7 +35,7 @@ class _PairedMeasure:
         return tuple(Head(int(row.layer), int(row.head)) for row in self.frame[chosen].itertuples())
 
 
-class Movement(_PairedMeasure):
+class Movement(_PairedHeadMeasure):
     """Distances between attention patterns, in total variation: the share of a query's attention that moves, 0 to 1.
 
     `plots.heads(found.frame, column="distance")` draws them.
@@ -51,7 +51,7 @@ class Movement(_PairedMeasure):
         return self._heads(self.frame["distance_ci_high"] <= at_most)
 
 
-class Following(_PairedMeasure):
+class Following(_PairedHeadMeasure):
     """The share of queries at which a head's attention follows what moves; drawn as a `Movement` is.
 
     Attributes:
@@ -101,7 +101,7 @@ def movement(
     # In the control, the queries that both rows have.
     compared = pairs.first.selected & pairs.other.prompts.reached[pairs.order]
     sums = pairs.zeros()
-    for rows, query_mask in pairs.first.chunks(batch_size):
+    for rows, query_mask in pairs.first.rows_and_query_masks(batch_size):
         before = [pattern for _, pattern, _ in pairs.first.patterns(rows)]
         of_control = compared[rows, None].to(query_mask.device)
         partners: tuple[slice | Tensor, ...] = (rows, pairs.order[rows])
@@ -160,7 +160,7 @@ def follow(
         )
     member = torch.nn.functional.one_hot(of_key).double().to(device)
     sums = pairs.zeros()
-    for rows, query_mask in first.chunks(batch_size):
+    for rows, query_mask in first.rows_and_query_masks(batch_size):
         attended = [
             [(pattern @ member).argmax(-1) for _, pattern, _ in one.patterns(rows)]
             for one in (first, pairs.other)

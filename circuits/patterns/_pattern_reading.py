@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from circuits.engine.batch_size import batch_size as rows_in_a_forward
+from circuits.engine.batch_size import choose_batch_size
 from circuits.errors import CircuitsError
 from circuits.figures.results import attention_figure
 from circuits.interventions.replacements import visible_mask
 from circuits.model.activation_recording import parse_position_mask, record_rows
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompt_parsing import check_no_padding, parse_prompts
+from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.types import Figure, PositionsLike, TokensLike
@@ -54,7 +54,7 @@ def record(model: nn.Module, tokens: TokensLike, *, batch_size: int | None = Non
     Inside `intervene` the edits are in force, and stay so in what was recorded.
     """
     reading = PatternPass.of("patterns.record", model, tokens, None)
-    chunks = [reading.run(rows) for rows, _ in reading.chunks(batch_size)]
+    chunks = [reading.run(rows) for rows, _ in reading.rows_and_query_masks(batch_size)]
     patterns: Patterns = []
     for parts in zip(*chunks, strict=True):
         pattern, seen = zip(*parts, strict=True)
@@ -133,7 +133,7 @@ def attention(
     prompts, shape = reading.prompts, (reading.surface.n_layers, reading.surface.n_heads)
     total = torch.zeros(*shape, prompts.shape[1], prompts.shape[1], dtype=torch.float64)
     entropy, uniform = torch.zeros(2, *shape, dtype=torch.float64)
-    for rows, query_mask in reading.chunks(batch_size):
+    for rows, query_mask in reading.rows_and_query_masks(batch_size):
         weights = query_mask.double()
         for layer, pattern, seen in reading.patterns(rows):
             total[layer] += (pattern * weights[..., None]).sum(0).cpu()
@@ -166,7 +166,7 @@ class PatternPass:
         surface = HookedModel(model)
         prompts, recorded = parse_tokens_or_recorded(surface, tokens, caller)
         selected = parse_position_mask(positions, prompts, caller)
-        check_no_padding(surface, prompts, selected, caller)
+        check_no_unmasked_padding(surface, prompts, selected, caller)
         counted = prompts.in_order(selected & prompts.real) & prompts.reached
         return cls(caller, surface, prompts, counted, recorded)
 
@@ -176,11 +176,11 @@ class PatternPass:
         shape = self.surface.n_layers, self.surface.n_heads
         return tuple(Head(layer, head) for layer, head in np.ndindex(shape))
 
-    def chunks(self, batch_size: int | None) -> Iterator[tuple[slice, Tensor]]:
+    def rows_and_query_masks(self, batch_size: int | None) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows of each forward pass and their mask of queries that count, bool [batch 1 query]."""
         total, length = self.prompts.shape[:2]
         kept = _PER_ENTRY * self.surface.n_layers * self.surface.n_heads * length
-        step = rows_in_a_forward(self.surface, length, batch_size, self.caller, kept=kept)
+        step = choose_batch_size(self.surface, length, batch_size, self.caller, kept=kept)
         for start in range(0, total, step):
             rows = slice(start, min(start + step, total))
             yield rows, self.selected[rows, None].to(self.surface.device)

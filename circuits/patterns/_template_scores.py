@@ -20,7 +20,7 @@ from circuits.patterns._pattern_reading import PatternPass, Recorded
 from circuits.patterns._templates import parse_templates, template_keys
 from circuits.statistics import LEVEL, bootstrap, percentiles, ratio
 from circuits.tables import ci_columns, interval_columns, short_table
-from circuits.validate import check_renamed_args, parse_batch, parse_choice, parse_draws, parse_seed
+from circuits.validate import check_renamed_args, parse_choice, parse_draws, parse_metric_batch, parse_seed
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ def scores(
     caller = "patterns.scores"
     reading = PatternPass.of(caller, model, tokens, positions)
     prompts, heads, surface = reading.prompts, reading.heads, reading.surface
-    tokens, given = prompts.tokens, parse_batch(batch, caller, len(prompts))
+    tokens, given = prompts.tokens, parse_metric_batch(batch, caller, len(prompts))
     seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
     named = parse_templates(templates, tokens, given is not None)
     sums = np.zeros((3, surface.n_layers, surface.n_heads, len(named), len(tokens)))
-    for rows, query_mask in reading.chunks(batch_size):
+    for rows, query_mask in reading.rows_and_query_masks(batch_size):
         examples = tokens[rows] if given is None else given[rows]
         keys = [template_keys(name, one, examples, rows, prompts[rows]) for name, one in named.items()]
         marked = torch.stack(torch.broadcast_tensors(*keys), dim=-1).to(query_mask.device)

@@ -21,7 +21,7 @@ from circuits.interventions.edits import parse_keys
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike, TokensLike
 from circuits.tensors import dense_if_array, positions_to_mask
-from circuits.validate import is_whole, parse_inputs, stringify_keys
+from circuits.validate import is_whole, parse_tensor, stringify_keys
 
 
 def identity(length: int | TokensLike) -> Bool[Tensor, "query key"]:
@@ -72,7 +72,7 @@ def marked(mask: ArrayLike) -> Bool[Tensor, "batch query key"]:
 
 def duplicate(tokens: TokensLike) -> Bool[Tensor, "batch query key"]:
     """Marks the earlier positions with the query's token, where a duplicate token head looks."""
-    ids = parse_inputs(tokens, "patterns: tokens").cpu()
+    ids = parse_tensor(tokens, "patterns: tokens").cpu()
     return (ids[:, :, None] == ids[:, None, :]).tril(-1)
 
 

@@ -12,13 +12,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from circuits.engine.batch_size import batch_size as rows_in_a_forward
-from circuits.engine.batch_size import run_within_memory
+from circuits.engine.batch_size import choose_batch_size, run_within_memory
 from circuits.errors import CircuitsError
 from circuits.figures.results import probe_figure
 from circuits.model.activation_recording import record_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompt_parsing import check_no_padding, parse_prompts
+from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, Figure, HeadsLike, PositionsLike, SitesLike, TokensLike
 from circuits.probe._probe_inputs import (
@@ -97,7 +96,7 @@ def linear(
         probes = [replace(one, untrained=other.value) for one, other in zip(probes, others, strict=True)]
     settings = {"seed": seed, "draws": draws, "batch_size": size, "intercept": fitted, "ridge": penalty}
     weights = {(one.site.label, one.target): one.fitted for one in probes}
-    return ProbeResult(tabulate(probes, entries, seed, draws), weights, settings | surface.settings)
+    return ProbeResult(tabulate(probes, entries, seed, draws), weights, settings | surface.unchecked)
 
 
 def _fit_probes(
@@ -116,14 +115,14 @@ def _fit_probes(
         targets: each alone, or with its shuffled control behind it.
     """
     surface.check_prompts(prompts, "probe: tokens")
-    check_no_padding(surface, prompts, entries.used, "probe")
+    check_no_unmasked_padding(surface, prompts, entries.used, "probe")
     # The activations of a forward at all sites are in memory together.
     kept = 2 * len(sites) * (surface.sizes["d_model"] or 1)
-    most = rows_in_a_forward(surface, prompts.shape[1], batch_size, "probe", kept=kept)
+    most = choose_batch_size(surface, prompts.shape[1], batch_size, "probe", kept=kept)
     examples, chosen, (intercept, ridge) = torch.arange(len(prompts)), entries.used, fit
     fitted = torch.isin(examples, entries.fit)[:, None].expand(chosen.shape)[chosen]
 
-    def run(size: int) -> tuple[list[ScoredProbe], int]:
+    def fit_with_size(size: int) -> tuple[list[ScoredProbe], int]:
         probes: dict[ProbeSite, list[ScoredProbe]] = {}
         for site, vectors in site_vectors(surface, prompts, entries, sites, size):
             x, here = vectors.double(), fitted.to(vectors.device)
@@ -133,13 +132,13 @@ def _fit_probes(
                 maps: list[LinearMap] = []
                 for target in one:
                     y = target.take(examples, chosen)[fitted].to(x.device)
-                    weight, bias = regression.solve(y, target.width, ridge)
+                    weight, bias = regression.fit_weight_and_bias(y, target.width, ridge)
                     maps.append(LinearMap(weight.cpu(), bias.cpu(), ridge, regression.rank))
-                scores = (score(*pair, x[~here], entries) for pair in zip(maps, one, strict=True))
+                scores = (score_by_example(*pair, x[~here], entries) for pair in zip(maps, one, strict=True))
                 probes[site].append(ScoredProbe(site, one[0].name, maps[0], *scores))
         return [one for site in sites for one in probes[site]], size
 
-    return run_within_memory(most, run)
+    return run_within_memory(most, fit_with_size)
 
 
 def site_vectors(
@@ -192,9 +191,9 @@ class Regression:
     @property
     def rank(self) -> int:
         """The number of directions with variance above rounding."""
-        return self._directions[0].shape[1]
+        return self._readable_and_hidden_directions[0].shape[1]
 
-    def solve(self, y: Tensor, width: int, ridge: float) -> tuple[Tensor, Tensor]:
+    def fit_weight_and_bias(self, y: Tensor, width: int, ridge: float) -> tuple[Tensor, Tensor]:
         """Returns weight [d width] and bias [width] that minimise Σ(y − xw − b)² + ridge·|w|²; b is not penalised.
 
         With ridge 0 this is the minimiser with the smallest |w|.
@@ -213,14 +212,14 @@ class Regression:
             penalty = ridge * torch.eye(len(cross), dtype=cross.dtype, device=cross.device)
             weight = torch.linalg.solve(self._gram + penalty, cross)
         else:
-            readable, hidden = self._directions
+            readable, hidden = self._readable_and_hidden_directions
             inverse = torch.linalg.pinv(readable.T @ self._gram @ readable, hermitian=True)
             weight = readable @ (inverse @ (readable.T @ cross))
             weight = weight - hidden @ (hidden.T @ weight)
         return weight, mean_y.to(weight) - self._mean @ weight
 
     @cached_property
-    def _directions(self) -> tuple[Tensor, Tensor]:
+    def _readable_and_hidden_directions(self) -> tuple[Tensor, Tensor]:
         """Returns directions with variance above rounding, and an orthonormal basis of those without, as columns.
 
         In rows of unit norm, as rounding is relative and an entry with a massive activation would hide the others'.
@@ -315,7 +314,7 @@ class ProbeResult:
 Scored = dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]
 
 
-def score(fitted: LinearMap, target: Target, x: Tensor, entries: Entries) -> Scored:
+def score_by_example(fitted: LinearMap, target: Target, x: Tensor, entries: Entries) -> Scored:
     """Returns the sums and counts of each metric by held-out example, so that any set of examples can be pooled.
 
     mse: the mean over entries and the d numbers of each. r2: 1 − Σ(y − p)² / Σ(y − ȳ)², ȳ the mean of each number over

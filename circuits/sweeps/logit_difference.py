@@ -88,7 +88,7 @@ class LogitDifference:
                 raise CircuitsError(
                     f"{CALLER}: answers that are texts need the prompts and the model; give token ids"
                 )
-            pairs = _first_tokens(pairs, surface, prompts, (positions % counts + 1).tolist())
+            pairs = _answer_first_token_ids(pairs, surface, prompts, (positions % counts + 1).tolist())
         rows = [
             [*((one, 1 / len(right)) for one in right), *((one, -1 / len(wrong)) for one in wrong)]
             for right, wrong in pairs
@@ -232,7 +232,7 @@ def _parse_positions(given: Any) -> tuple[int, ...]:
     return tuple(map(int, given))
 
 
-def _first_tokens(
+def _answer_first_token_ids(
     pairs: list[tuple[Answer, ...]], surface: HookedModel, prompts: Prompts, lengths: list[int]
 ) -> list[tuple[Answer, ...]]:
     """Returns the answers of each example as ids: of a text, its first token after so many of the prompt's."""

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError, format_value
 from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompt_parsing import check_no_padding
+from circuits.model.prompt_parsing import check_no_unmasked_padding
 from circuits.model.prompts import Prompts
 from circuits.sweeps.logit_difference import Answers, LogitDifference, bind_answers, logit_difference
 from circuits.tensors import Positions, Snapshot, dense_if_array, parse_positions, positions_to_mask
-from circuits.validate import parse_batch, stringify_keys
+from circuits.validate import parse_metric_batch, stringify_keys
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
 Row = dict[str, Any]
@@ -72,7 +72,7 @@ class Metric:
         """Reads and checks the metric, batch and positions that a user gave; `inputs` are the model and its prompts,
         None where outputs come from elsewhere.
         """
-        batch = parse_batch(batch, caller, None if inputs is None else len(inputs[1]))
+        batch = parse_metric_batch(batch, caller, None if inputs is None else len(inputs[1]))
         if isinstance(metric, Mapping):
             return cls._of_several(metric, batch, inputs, caller, positions)
         owner = getattr(metric, "__self__", None)
@@ -99,7 +99,7 @@ class Metric:
             kept = positions_to_mask(at, prompts.shape[1], what, kept).expand(prompts.shape[:2])
         if metric is None:
             used = prompts.real if kept is None else kept
-            check_no_padding(surface, prompts, used, f"{caller}, without metric=")
+            check_no_unmasked_padding(surface, prompts, used, f"{caller}, without metric=")
         aligned, model, examples = not prompts.padded, surface.model, len(prompts)
         return replace(read, positions=at, kept=kept, aligned=aligned, model=model, examples=examples)
 
@@ -156,14 +156,14 @@ class Metric:
             if np.isinf(sums).any():
                 advice = "it is infinite, as is the logit of a token that the model or an edit suppresses; read others"
             raise CircuitsError(
-                f"{quote_metric(name)}, {variant}: not finite for {int((~np.isfinite(sums + counts)).sum())} of {size} "
+                f"{metric_label(name)}, {variant}: not finite for {int((~np.isfinite(sums + counts)).sum())} of {size} "
                 f"examples; {advice}"
             )
         if (counts < 0).any():
-            raise CircuitsError(f"{quote_metric(name)}, {variant}: a count is negative")
+            raise CircuitsError(f"{metric_label(name)}, {variant}: a count is negative")
         if stray := int(((counts == 0) & (sums != 0)).sum()):
             raise CircuitsError(
-                f"{quote_metric(name)}, {variant}: {stray} of {size} examples have a sum of entries that their count "
+                f"{metric_label(name)}, {variant}: {stray} of {size} examples have a sum of entries that their count "
                 "of 0 says are not there; leave these out of the sum too"
             )
         return sums, counts
@@ -228,7 +228,7 @@ class Metric:
         batch = batch.to(output.device) if isinstance(batch, Tensor) else batch
         given = () if batch is None else (copy_for_user(batch),)
         unchanged = (
-            assert_weights_unchanged(self.model, quote_metric(self.name)) if self.model else nullcontext()
+            assert_weights_unchanged(self.model, metric_label(self.name)) if self.model else nullcontext()
         )
         with unchanged:
             try:
@@ -236,7 +236,7 @@ class Metric:
             except (IndexError, RuntimeError, TypeError, ValueError) as error:
                 if (known := self._explain_error(error, own)) is None:
                     raise
-                raise CircuitsError(f"{quote_metric(self.name)}: {known}") from error
+                raise CircuitsError(f"{metric_label(self.name)}: {known}") from error
 
     def _explain_error(self, error: Exception, output: Tensor) -> str | None:
         """Says what to do about a function that cannot have gradients, or does not know which examples it is given."""
@@ -263,7 +263,7 @@ def copy_for_user(thing: Any) -> Any:
         return thing
 
 
-def quote_metric(name: str) -> str:
+def metric_label(name: str) -> str:
     """Returns what an error calls a metric; a lambda has no name of its own."""
     return name if name == "metric" else f"metric {name}"
 
@@ -274,7 +274,7 @@ def name_values(values: Any, name: str) -> dict[str, Any]:
     by_key = {str(key): value for key, value in values.items()}
     if not values or len(by_key) < len(values):
         what = "an empty dict" if not values else "two values that are called alike"
-        raise CircuitsError(f"{quote_metric(name)}: returned {what}")
+        raise CircuitsError(f"{metric_label(name)}: returned {what}")
     return by_key
 
 
@@ -354,7 +354,7 @@ def _top_two_difference(output: Tensor, clean: Tensor) -> Tensor:
 
 def _parse_per_example(value: Any, name: str, size: int, variant: str) -> np.ndarray:
     """Returns a metric's values as a number per example; refuses any other shape or kind."""
-    what = f"{quote_metric(name)}, {variant}"
+    what = f"{metric_label(name)}, {variant}"
     if isinstance(value, Tensor):
         value = dense_if_array(value, what).detach().cpu().resolve_conj().resolve_neg()
         # Complex values are refused below, as in numpy arrays.
@@ -398,7 +398,7 @@ class Measurements:
         if odd := sorted(set(values) ^ set(self.chunks[0][0])):
             title = BASELINE if index < 0 else variant_label(self.runs[index])
             there, missing = (title, BASELINE) if odd[0] in values else (BASELINE, title)
-            raise CircuitsError(f"{quote_metric(odd[0])}: returned for {there} but not for {missing}")
+            raise CircuitsError(f"{metric_label(odd[0])}: returned for {there} but not for {missing}")
 
     def of(self, metric: str) -> np.ndarray:
         """Returns sums and counts of all examples, [2 run example]; run 0 is the unedited one."""

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.engine.batch_size import batch_size as rows_in_a_forward
-from circuits.engine.batch_size import run_within_memory
+from circuits.engine.batch_size import choose_batch_size, run_within_memory
 from circuits.engine.stacked_forward import NotStacked, Variant, clean_pass, reason_not_to_stack, run_stacked
 from circuits.errors import CircuitsError, format_value, prefix_error_messages
 from circuits.interventions.apply import attach_plan, needed_references, plan_steps
@@ -24,9 +23,9 @@ from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike
 from circuits.sweeps.logit_difference import LogitDifference
-from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, quote_metric, variant_label
+from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, metric_label, variant_label
 from circuits.sweeps.sweep_result import SweepResult, describe_places, parse_resampling, tabulate
-from circuits.validate import check_renamed_args, parse_batch, parse_choice, stringify_keys
+from circuits.validate import check_renamed_args, parse_choice, parse_metric_batch, stringify_keys
 
 NAIVE, FAST = "naive", "fast"
 # Differences between two runs of one example that are rounding: relative to the output's largest entry, and in half
@@ -104,14 +103,14 @@ def run_sweep(
         for one in plans:
             one.alone = refused
             if refused is None:
-                one.plan_stacking(surface)
+                one.decide_stacking(surface)
         # The streams of the clean pass are held beside a forward.
         kept = surface.n_layers * (surface.sizes["d_model"] or 1)
         read = None if columns is None else len(columns)
-        size = rows_in_a_forward(surface, prompts.shape[1], batch_size, "sweep", kept=kept, read=read)
+        size = choose_batch_size(surface, prompts.shape[1], batch_size, "sweep", kept=kept, read=read)
         job = ModelSweep(surface, prompts, metric, plans)
         measured = run_within_memory(size, job.measure)
-    settings: dict[str, Any] = {"batch_size": job.batch_size, "n": len(prompts), **surface.settings}
+    settings: dict[str, Any] = {"batch_size": job.batch_size, "n": len(prompts), **surface.unchecked}
     settings |= {"words": prompts.labels()} if prompts.words is not None else {}
     settings |= {
         "positions": None if metric.positions is None else list(metric.positions),
@@ -151,7 +150,7 @@ class ModelSweep:
         self.references = CleanPassResults(self.surface, size * self.prompts.shape[1])
         step = -(-total // -(-total // size))
         for start in range(0, total, step):
-            with assert_weights_unchanged(self.surface.model, quote_metric(self.metric.name)):
+            with assert_weights_unchanged(self.surface.model, metric_label(self.metric.name)):
                 self._measure_chunk(slice(start, min(start + step, total)))
         return self.found
 
@@ -171,7 +170,7 @@ class ModelSweep:
         self.scale = self.clean.masked_fill(~self.clean.isfinite(), 0.0).abs().max()
         self.found.add(-1, self.here.measure(self.clean, self.clean, BASELINE))
         # After the metric has been tried, and all at once, so that references on the same tokens share a pass.
-        self.references.fetch(needed_references(step for one in self.variants for step in one.plan))
+        self.references.run_missing(needed_references(step for one in self.variants for step in one.plan))
         columns = self.here.columns
         if columns is not None:
             columns = None if len(columns) == self.clean.shape[1] else columns.to(self.clean.device)
@@ -286,7 +285,7 @@ def compare(
 
     Raises `CircuitsError` for chunks with different variants, and for what `sweep` refuses of a metric.
     """
-    resampling, given = parse_resampling(seed, draws, flips, "compare"), parse_batch(batch, "compare")
+    resampling, given = parse_resampling(seed, draws, flips, "compare"), parse_metric_batch(batch, "compare")
     measured = Metric.of(metric, given, None, "compare")
     found: Measurements | None = None
     done = 0

@@ -66,7 +66,9 @@ def main() -> None:
     for name in ("error", "norm"):
         lead = (result[name] - result["score"]).to_numpy(float)
         half = student.ppf(0.975, len(lead) - 1) * lead.std(ddof=1) / np.sqrt(len(lead))
-        print(f"score before {name}: {lead.mean():.0f} [{lead.mean() - half:.0f}, {lead.mean() + half:.0f}] steps")
+        print(
+            f"score before {name}: {lead.mean():.0f} [{lead.mean() - half:.0f}, {lead.mean() + half:.0f}] steps"
+        )
 
 
 if __name__ == "__main__":

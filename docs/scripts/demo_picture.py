@@ -12,7 +12,7 @@ import numpy as np
 from plotly.subplots import make_subplots
 
 from circuits.figures.layout import COLOURS, DIVERGING, INK, TEMPLATE
-from interp_tasks.demo import MATRIX_RUN, complete_median_matrix
+from interp_tasks.demo import MATRIX_RUN, median_matrix_and_completions
 from interp_tasks.measurement.loaded_checkpoints import Examples
 from interp_tasks.measurement.run_logs import declared_by_run, read_runs
 
@@ -33,7 +33,7 @@ def draw_curve(figure: Any) -> None:
     """Draws the error at the blanks over training, the error of answering 0 and both steps in the first row."""
     (log,) = read_runs(MATRIX_RUN)
     level = declared_by_run(log, "plateau_levels")["mse_masked"]
-    steps, values = log.points("mse_masked")
+    steps, values = log.finite_lists("mse_masked")
     first = {"row": 1, "col": 1}
     figure.add_scatter(x=steps, y=values, mode="lines", line={"color": COLOURS[0], "width": 2}, **first)
     guess = f"answering 0 at every blank: {level:.4f}"
@@ -61,7 +61,7 @@ def draw_matrices(figure: Any, matrices: Any, hidden: Any) -> None:
 
 
 def main() -> None:
-    truth, hidden, made = complete_median_matrix(MATRIX_RUN, Examples(samples=256))
+    truth, hidden, made = median_matrix_and_completions(MATRIX_RUN, Examples(samples=256))
     figure = make_subplots(
         2,
         4,

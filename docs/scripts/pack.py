@@ -27,7 +27,7 @@ from interp_tasks.checkpoints.run_files import (
     RUN_FILE,
     checkpoint_folder,
     log_file,
-    read_log,
+    read_log_bytes,
 )
 from interp_tasks.checkpoints.run_writer import declared_drop
 from interp_tasks.grid_spec import ShippedRun, read_grid_spec, recipe_file, runs_shipped_by_recipe
@@ -106,7 +106,7 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
         (packed / RUN_FILE).write_text(json.dumps(described), encoding="utf-8")
         for name, short in ((METRICS_FILE, shortened), (CLOCK_FILE, thinned)):
             if (file := log_file(run, name)).is_file():
-                text = short(read_log(file).decode("utf-8")).encode("utf-8")
+                text = short(read_log_bytes(file).decode("utf-8")).encode("utf-8")
                 (packed / f"{name}.xz").write_bytes(lzma.compress(text, preset=6 | lzma.PRESET_EXTREME))
         for step in steps:
             dtype = None if exact and step == steps[-1] else "float16"

@@ -28,8 +28,8 @@ from interp_tasks.checkpoints.run_files import (
     TRAINING_STATE_FILE,
     WEIGHTS_FILE,
     check_names_task,
-    digest,
     json_bytes,
+    size_and_sha256,
     to_plain_json,
     with_own_sha256,
 )
@@ -159,7 +159,7 @@ def save_checkpoint(
         "model": config,
         "parameters": {name: list(parameter.shape) for name, parameter in model.named_parameters()},
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-        "weights": {**digest(weights), "dtype": weights_dtype or config["dtype"]},
+        "weights": {**size_and_sha256(weights), "dtype": weights_dtype or config["dtype"]},
         "training_state": None,
         "metrics": None if metrics is None else to_plain_json(metrics, "metrics"),
         "versions": versions(),
@@ -169,7 +169,7 @@ def save_checkpoint(
     if training_state is not None:
         copies = {name: storable_copy(each) for name, each in training_state.items()}
         files[TRAINING_STATE_FILE] = save(copies)
-        meta["training_state"] = digest(files[TRAINING_STATE_FILE])
+        meta["training_state"] = size_and_sha256(files[TRAINING_STATE_FILE])
     with create_folder_atomically(folder) as temporary:
         for name, content in files.items():
             write_synced(temporary / name, content)
@@ -307,7 +307,7 @@ def read_tensors(file: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
     content = read_file(file, "a training state" if is_state else "the model's parameters")
     if not {"bytes", "sha256"} <= set(expected):
         raise UserError(f"{file.parent / META_FILE} records no bytes and sha256 of {file.name}")
-    found = digest(content)
+    found = size_and_sha256(content)
     if found != {name: expected[name] for name in found}:
         size = f"{len(content)} bytes where {META_FILE} says {expected['bytes']}"
         what = size if len(content) != expected["bytes"] else f"its sha256 is not the one in {META_FILE}"

@@ -123,7 +123,7 @@ def drop_or_reason(
     sign, moves = (1, "fall") if direction == "down" else (-1, "rise")
     if len(curve) < MIN_VALUES:
         return f"{len(curve)} values are logged, a drop is told from {MIN_VALUES} at least (train.log_every)"
-    (before, ahead, around), final = _medians(curve), final_level(curve)
+    (before, ahead, around), final = _medians_before_ahead_around(curve), final_level(curve)
     found = _plateau_and_crossing(at, curve, before, ahead, final)
     if isinstance(found, str):
         return f"it does not {moves}{found}, yet; train longer (a larger train.steps)"
@@ -167,7 +167,7 @@ def drop_or_reason(
     )
 
 
-def _medians(curve: Array) -> tuple[Array, Array, Array]:
+def _medians_before_ahead_around(curve: Array) -> tuple[Array, Array, Array]:
     """Returns the medians that tell a lasting change from a spike: of values before each, from each on, around each.
 
     Of as many values as there are at the ends, NaN where there are none.
@@ -221,7 +221,7 @@ def first_index_lastingly_below(values: Sequence[float] | Array, level: float) -
     import numpy as np
 
     curve = np.asarray(values, dtype=np.float64)
-    below = ((curve < level) & (_medians(curve)[1] < level)).nonzero()[0]
+    below = ((curve < level) & (_medians_before_ahead_around(curve)[1] < level)).nonzero()[0]
     return int(below[0]) if len(below) else None
 
 

@@ -48,7 +48,7 @@ def is_hugging_face(source: Path) -> bool:
     return file.is_file() and "model_type" in read_json(file, "a model's config")
 
 
-def read_hugging_face(folder: Path) -> tuple[dict[str, Any], HookedTransformer]:
+def read_hugging_face_config_and_model(folder: Path) -> tuple[dict[str, Any], HookedTransformer]:
     """Returns the config of a folder's model, as a checkpoint stores it, and the model as a HookedTransformer.
 
     Nothing of the folder is run, and nothing is fetched: weights are safetensors.
@@ -196,7 +196,7 @@ def import_checkpoint(
     if is_hugging_face(folder) and has_tokenizer(folder):
         tokenizer = tokenizer or folder
     # All before the folder is made, so that what is refused leaves none.
-    described, models, arranged = read_models(folder, step, task, dict(config or {}))
+    described, models, arranged = read_architecture_and_models(folder, step, task, dict(config or {}))
     of_task = None if task is None else {"name": task.name, **task.model_dump(mode="json")}
     info = {
         "imported": {"source": str(source), "own_split": own_split},
@@ -214,20 +214,22 @@ def import_checkpoint(
     return [ImportedCheckpoint(path, number, *arranged[number]) for number, path in paths.items()]
 
 
-def read_models(
+def read_architecture_and_models(
     folder: Path, step: int | None, task: Task | None, config: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[int, HookedTransformer], dict[int, tuple[Names, Names]]]:
-    """Returns the architecture as JSON, and by step the models and what :func:`fill` says of them."""
+    """Returns the architecture as JSON, and by step the models and what was changed to copy them in."""
     if is_hugging_face(folder):
         if config:
             raise UserError(f"{folder} says itself what its model is: leave config out")
-        described, model = read_hugging_face(folder)
+        described, model = read_hugging_face_config_and_model(folder)
         return described, {step or 0: model}, {step or 0: ((), ())}
     files = weight_files(folder, step)
     states = {number: read_state(file) for number, file in sorted(files.items())}
     described = infer_model_config(states[max(files)], task, config, files[max(files)])
     models = {number: model_from_json(described, files[number]) for number in states}
-    copied = {number: copy_in(models[number], states[number], files[number]) for number in models}
+    copied = {
+        number: copy_in_and_report_changes(models[number], states[number], files[number]) for number in models
+    }
     return described, models, copied
 
 
@@ -351,7 +353,9 @@ def infer_model_sizes(state: Mapping[str, Tensor], file: Path) -> dict[str, Any]
     }
 
 
-def copy_in(model: HookedTransformer, state: Mapping[str, Tensor], file: Path) -> tuple[Names, Names]:
+def copy_in_and_report_changes(
+    model: HookedTransformer, state: Mapping[str, Tensor], file: Path
+) -> tuple[Names, Names]:
     """Copies weights into a model in place; returns the names of those that were transposed, and of those set to 0."""
     parameters = dict(model.named_parameters())
     left = sorted(set(state) - set(parameters))

@@ -175,7 +175,7 @@ class ResolvedCheckpoint:
         return read_meta(self.path)
 
     @cached_property
-    def sizes(self) -> Any:
+    def model_config(self) -> Any:
         """The configuration of its model, with attributes as ``model.cfg`` has them: ``n_layers`` and so on."""
         return SimpleNamespace(**self.meta["model"])
 

@@ -160,7 +160,7 @@ def log_file(run: Path, name: str) -> Path:
     return compressed if compressed.is_file() and not plain.exists() else plain
 
 
-def read_log(file: Path) -> bytes:
+def read_log_bytes(file: Path) -> bytes:
     """Returns the bytes of a log, decompressed."""
     raw = read_file(file, LOGGED)
     if file.suffix != COMPRESSED:
@@ -178,23 +178,23 @@ def read_log(file: Path) -> bytes:
     return content
 
 
-def iterate_lines(file: Path) -> Iterator[dict[str, Any]]:
+def iterate_log_entries(file: Path) -> Iterator[dict[str, Any]]:
     """Yields the lines of a log, in order; a last line that a killed writer left unfinished is dropped."""
-    for number, line in enumerate(io.BytesIO(read_log(file)), start=1):
+    for number, line in enumerate(io.BytesIO(read_log_bytes(file)), start=1):
         # What follows the last newline was never finished, even where it happens to parse ("12" of "1234").
         if line.endswith(b"\n"):
             yield parse_metrics_line(line, file, number)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Returns the logged lines of a run, as :func:`iterate_lines`."""
-    return list(iterate_lines(log_file(Path(path), METRICS_FILE)))
+    """Returns the logged lines of a run, as :func:`iterate_log_entries`."""
+    return list(iterate_log_entries(log_file(Path(path), METRICS_FILE)))
 
 
 def read_clock(path: str | Path) -> dict[int, float]:
     """Returns step -> seconds of training until then; empty for a run without a clock that can be read."""
     try:
-        lines = list(iterate_lines(log_file(Path(path), CLOCK_FILE)))
+        lines = list(iterate_log_entries(log_file(Path(path), CLOCK_FILE)))
         return {line["step"]: float(line["seconds"]) for line in lines}
     except (UserError, KeyError, TypeError, ValueError):
         # A clock is no part of what a run is.
@@ -221,7 +221,7 @@ def read_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]
     parts: dict[tuple[str, str], list[tuple[Steps, Values]]] = {}
     last, lines = -1, 0
     # What follows the last newline was never finished.
-    log = io.BytesIO(read_log(file).rpartition(b"\n")[0])
+    log = io.BytesIO(read_log_bytes(file).rpartition(b"\n")[0])
     while block := b"".join(log.readlines(BLOCK)):
         try:
             table = pyarrow.json.read_json(arrow.BufferReader(block))
@@ -287,7 +287,7 @@ def json_bytes(value: Any) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def digest(content: bytes) -> dict[str, Any]:
+def size_and_sha256(content: bytes) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 

@@ -41,10 +41,10 @@ from interp_tasks.checkpoints.run_files import (
 )
 from interp_tasks.disk import (
     LOCK_FILE,
+    acquire_folder_lock,
     atomic_write,
     explain_write_errors,
     is_temporary,
-    lock_folder,
     read_file,
     remove_folder,
     sync_folder,
@@ -60,7 +60,7 @@ _MISSING = "(not set)"
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LearningRateSchedule:
     """A learning-rate schedule: a run may go on by another only if no step taken had another learning rate.
 
     Attributes:
@@ -77,7 +77,7 @@ def make_run_json(
     config: Mapping[str, Any],
     info: Mapping[str, Any],
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
-    schedule: Schedule | None = None,
+    schedule: LearningRateSchedule | None = None,
 ) -> dict[str, Any]:
     """Returns the content ``run.json`` should have now: fresh, or the existing one with this opening recorded.
 
@@ -165,7 +165,7 @@ class ResumePoint:
     tensors: Mapping[str, Tensor]
     parameters: Mapping[str, Tensor]
 
-    def restore(self, model: HookedTransformer) -> None:
+    def restore_parameters(self, model: HookedTransformer) -> None:
         """Copies the stored parameters into a model built by the same task, in place."""
         fill_parameters(model, self.parameters, self.path / WEIGHTS_FILE)
 
@@ -175,9 +175,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._metrics = MetricsLog(path / METRICS_FILE)
+        self._metrics = JsonLinesLog(path / METRICS_FILE)
         # Apart from the metrics, which are the same whenever a run is repeated.
-        self._clock = MetricsLog(path / CLOCK_FILE)
+        self._clock = JsonLinesLog(path / CLOCK_FILE)
 
     @classmethod
     @contextlib.contextmanager
@@ -188,7 +188,7 @@ class RunFolder:
         info: Mapping[str, Any],
         *,
         defaults: Mapping[str, Mapping[str, Any]] | None = None,
-        schedule: Schedule | None = None,
+        schedule: LearningRateSchedule | None = None,
     ) -> Iterator[RunFolder]:
         """Makes the folder, or takes over the one that the same config made, and is its one writer in the block.
 
@@ -217,7 +217,7 @@ class RunFolder:
                 raise UserError(
                     f"{folder} is not a run folder and holds {foreign[0]!r}: choose another --out"
                 )
-            lock = lock_folder(folder)
+            lock = acquire_folder_lock(folder)
         try:
             with explain_write_errors(folder):
                 # What a killed writer left half-written.
@@ -243,7 +243,7 @@ class RunFolder:
             UserError: if there are checkpoints but none that can be resumed from (nothing is removed then).
         """
         steps = stored_steps(self.path)
-        point, fault = newest_resume_point(self.path)
+        point, fault = newest_resume_point_and_fault(self.path)
         if point is None and steps:
             reason = f" ({fault})" if fault else ""
             raise UserError(
@@ -273,7 +273,7 @@ class RunFolder:
         """Appends a line to ``clock.jsonl``."""
         self._clock.append({"step": step, "seconds": round(seconds, 6)})
 
-    def finish(self, peaks: Mapping[str, int]) -> None:
+    def record_peak_memory(self, peaks: Mapping[str, int]) -> None:
         """Notes in ``run.json`` the peaks of memory in bytes; of several openings the largest."""
         run = read_run(self.path)
         before = run.get("peak_memory") or {}
@@ -331,7 +331,7 @@ class RunFolder:
             remove_folder(self._stop_folder)
 
 
-def newest_resume_point(run: Path) -> tuple[ResumePoint | None, str]:
+def newest_resume_point_and_fault(run: Path) -> tuple[ResumePoint | None, str]:
     """Returns the last point that training can go on from, or why the newest cannot be read."""
     fault = ""
     for step, folder in reversed(stored_resume_points(run)):
@@ -346,7 +346,7 @@ def newest_resume_point(run: Path) -> tuple[ResumePoint | None, str]:
     return None, fault
 
 
-class MetricsLog:
+class JsonLinesLog:
     """An append-only log, opened by its first line."""
 
     def __init__(self, path: Path) -> None:

@@ -30,7 +30,7 @@ GONE = {
 }
 
 
-def check_arguments(context: typer.Context, words: Sequence[str]) -> None:
+def check_for_ignored_arguments(context: typer.Context, words: Sequence[str]) -> None:
     """Refuses what would be ignored in silence: options that are gone, several values for one, and empty ones."""
     command: Any = context.command
     known = {name for parameter in command.params for name in parameter.opts}
@@ -75,7 +75,7 @@ def command_of(name: str, line: str, function: Callable[..., None]) -> TyperComm
     options = [each for each in parameters if each.name not in groups and each.kind is not each.VAR_KEYWORD]
     for kind in groups.values():
         options += options_of(kind)
-    options += expand_options(each for each in parameters if each.kind is each.VAR_KEYWORD)
+    options += options_of_parameters(each for each in parameters if each.kind is each.VAR_KEYWORD)
 
     def call(**given: Any) -> None:
         for group, kind in groups.items():
@@ -139,7 +139,7 @@ def option(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def expand_options(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+def options_of_parameters(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
     """Returns the options among a function's parameters, those of ``**options: Unpack[TYPED_DICT]`` with them.
 
     An annotation is ``Annotated[TYPE, typer.Option(...), CLI_TYPE]``; the last, which may be left out, is what the
@@ -150,7 +150,9 @@ def expand_options(parameters: Iterable[inspect.Parameter]) -> list[inspect.Para
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
             hints = get_type_hints(get_args(parameter.annotation)[0], include_extras=True)
-            options += expand_options(option(name, hint, DEFAULTS.get(name)) for name, hint in hints.items())
+            options += options_of_parameters(
+                option(name, hint, DEFAULTS.get(name)) for name, hint in hints.items()
+            )
         if parameter.name in EXAMINED or get_origin(parameter.annotation) is not Annotated:
             continue
         type_, *marks = get_args(parameter.annotation)

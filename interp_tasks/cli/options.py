@@ -14,10 +14,10 @@ from typer.core import TyperCommand
 from interp_tasks.cli.command_building import (
     TYPES_ALONE,
     CommonOptions,
-    expand_options,
     make_command,
     option,
     options_of,
+    options_of_parameters,
 )
 from interp_tasks.cli.tables import FORMATS, print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line
@@ -165,7 +165,7 @@ class RecipeOptions(ImportOptions):
 def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     """Returns the command of an experiment; its options are the parameters of its function and what all have."""
     signature = inspect.signature(experiment.function, eval_str=True, locals=TYPES_ALONE).parameters
-    own, of_runs = expand_options(signature.values()), "runs" in signature
+    own, of_runs = options_of_parameters(signature.values()), "runs" in signature
     of_examples = any(each.kind is each.VAR_KEYWORD for each in signature.values())
     # Where an experiment compares no metrics, an option of that name is its own.
     of_metrics = not of_runs and find_view(experiment.name, "view_columns") is None
@@ -221,15 +221,15 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
 
 def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Examples) -> None:
     """Refuses a metric that no task measures, before anything is measured."""
-    from interp_tasks.measurement.result import plain_metric
+    from interp_tasks.measurement.result import strip_metric_suffixes
 
     if examples.prompts is not None:
-        check_choice("--metric", plain_metric(metric), PROMPT_METRICS)
+        check_choice("--metric", strip_metric_suffixes(metric), PROMPT_METRICS)
         return
     own = examples.given_task()
     wholes = [own] if own is not None else [each.task for each in refs if each.task is not None]
     tasks = dict.fromkeys(part for whole in wholes for part in (whole.parts() or {"": whole}).values())
     names = list(dict.fromkeys(name for task in tasks for name in task.metric_names))
     more = {name for task in tasks for name in getattr(task, "property_names", ())}
-    if plain_metric(metric) not in {*names, *more}:
+    if strip_metric_suffixes(metric) not in {*names, *more}:
         raise unknown_name_error("--metric", metric, names, "metrics")

@@ -192,7 +192,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, Stopped):
         return str(error), error.code
     if isinstance(error, SystemExit):
-        return foreign_exit(error), USAGE
+        return foreign_exit_message(error), USAGE
     if isinstance(error, CLICK_ERROR):
         return usage_message(error), USAGE
     if isinstance(error, (UserError, TaskError, CircuitsError)):
@@ -223,7 +223,7 @@ def environment_message(error: BaseException) -> str:
     return ""
 
 
-def foreign_exit(stop: SystemExit) -> str:
+def foreign_exit_message(stop: SystemExit) -> str:
     """Describes in one line an exit of a task or a library, as commands return their status, with its place."""
     place = traceback.extract_tb(stop.__traceback__)[-1]
     reason = "" if stop.code is None else f": {stop.code}"

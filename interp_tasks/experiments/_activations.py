@@ -31,13 +31,13 @@ from interp_tasks.measurement.head_selection import (
     POSITIONS,
     SCALE,
     HeadGroups,
-    chosen_heads,
     head_classes_held_out,
-    head_labels,
+    head_specs_to_labels,
+    heads_by_label,
     make_head_edits,
-    named_heads,
+    parse_attention_heads,
     parse_edit_options,
-    select_positions,
+    resolve_positions_or_mask,
 )
 from interp_tasks.measurement.loaded_checkpoints import (
     RESAMPLE,
@@ -45,8 +45,8 @@ from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     Options,
     Refs,
+    resolve_compatible_sources,
     resolve_refs,
-    resolve_sources,
     source_batch,
     source_model,
 )
@@ -56,7 +56,7 @@ from interp_tasks.measurement.option_parsing import (
     check_layer,
     has_heads,
     layer_of,
-    parse_positions,
+    parse_positions_or_mask,
 )
 from interp_tasks.measurement.result import Measured, Result, experiment, measure, run_sweep
 
@@ -115,10 +115,10 @@ def ablation(
         scale: with ``noise``, its standard deviation.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
     """
-    labels, limits = head_labels(heads), parse_edit_options(mode, keys, positions, scale)
+    labels, limits = head_specs_to_labels(heads), parse_edit_options(mode, keys, positions, scale)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        chosen = chosen_heads(labels, subject.stored.sizes)
+        chosen = heads_by_label(labels, subject.stored.model_config)
         return run_sweep(subject, make_head_edits(subject, mode, limits, chosen), called(mode, limits))
 
     return measure(
@@ -127,7 +127,7 @@ def ablation(
         options,
         measure_checkpoint,
         config={"heads": labels, "mode": mode, **limits},
-        check_sizes=lambda sizes, _: chosen_heads(labels, sizes),
+        check_sizes=lambda sizes, _: heads_by_label(labels, sizes),
         check=lambda subject: make_head_edits(subject, mode, limits, {}),
     )
 
@@ -173,21 +173,21 @@ def heads(
     found: dict[str, HeadGroups] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
-        own = {name: named_heads(spec, subject.stored.sizes) for name, spec in named.items()}
+        own = {name: parse_attention_heads(spec, subject.stored.model_config) for name, spec in named.items()}
         rows = (
-            head_classes_held_out(subject).groups(least)
+            head_classes_held_out(subject).heads_by_class(least)
             if by_class
-            else chosen_heads([EACH, EACH_LAYER], subject.stored.sizes)
+            else heads_by_label([EACH, EACH_LAYER], subject.stored.model_config)
         )
         if taken := own.keys() & rows.keys():
             raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
         found[str(subject.labels["ref"])] = rows
-        every = chosen_heads([ALL], subject.stored.sizes)[ALL]
+        every = heads_by_label([ALL], subject.stored.model_config)[ALL]
         variants: dict[str, Any] = {**make_head_edits(subject, mode, limits, {**rows, ALL: every, **own})}
         grouped = {**(rows if by_class else {}), **own}.values()
         sizes = {random_size} if random_size else {len(group) for group in grouped} - {len(every)}
         for size in sorted(sizes) if random else ():
-            variants[f"random {size}"] = draw_heads(subject, mode, limits, size, random)
+            variants[f"random {size}"] = random_heads_edit(subject, mode, limits, size, random)
         return run_sweep(subject, variants, called(mode, limits), ratios=by_class)
 
     config = {"mode": mode, **limits, "groups": named, "by_class": by_class, "least": least}
@@ -203,7 +203,7 @@ def check_groups(
 ) -> None:
     """Refuses heads that a model of these sizes lacks, and as many as it has."""
     for spec in named.values():
-        named_heads(spec, sizes, "--group")
+        parse_attention_heads(spec, sizes, "--group")
     count = sizes.n_layers * sizes.n_heads
     for option, number in (("least", least), ("random-size", random_size or 0)):
         if number >= count:
@@ -246,19 +246,21 @@ def class_notes(found: Mapping[str, HeadGroups]) -> list[str]:
     return notes
 
 
-def draw_heads(subject: LoadedCheckpoint, mode: str, limits: Mapping[str, Any], size: int, count: int) -> Any:
+def random_heads_edit(
+    subject: LoadedCheckpoint, mode: str, limits: Mapping[str, Any], size: int, count: int
+) -> Any:
     """Returns the edit of so many heads at random, without repeats, drawn anew so many times."""
     import numpy as np
 
     from circuits import draws
 
-    every = chosen_heads([ALL], subject.stored.sizes)[ALL]
+    every = heads_by_label([ALL], subject.stored.model_config)[ALL]
 
-    def drawn(seed: int) -> Any:
+    def draw_edit(seed: int) -> Any:
         chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
         return make_head_edits(subject, mode, limits, {"": tuple(every[at] for at in sorted(chosen))})[""]
 
-    return draws(drawn, count, subject.seed)
+    return draws(draw_edit, count, subject.seed)
 
 
 @experiment(
@@ -303,8 +305,8 @@ def patch(
     if examples.tokens is not None and of_input and source != RESAMPLE:
         raise UserError(f"--source {source}: tokens have no task to name it; write resample or a REF")
     found = resolve_refs(refs, examples)
-    lender = None if of_input else resolve_sources(source, found, one=True)[0]
-    given = head_labels(heads or ALL), parse_positions(positions), by_class
+    lender = None if of_input else resolve_compatible_sources(source, found, one=True)[0]
+    given = head_specs_to_labels(heads or ALL), parse_positions_or_mask(positions), by_class
     patching = Patching(source, lender, sites, *given)
     notes = [f"Activations come from {patching.source_text}."]
     if of_input and examples.of_task:
@@ -314,7 +316,7 @@ def patch(
     config: dict[str, Any] = {"source": source if lender is None else lender.ref, "site": sites}
     config |= {"positions": given[1], "by_class": by_class, "heads": given[0] if heads else None}
     checks: Any = {"check_sizes": patching.check_sizes, "check": patching.check}
-    return measure("patch", found, options, patching.measured, config=config, notes=notes, **checks)
+    return measure("patch", found, options, patching.measure_checkpoint, config=config, notes=notes, **checks)
 
 
 @dataclass(frozen=True)
@@ -342,15 +344,15 @@ class Patching:
         for site in self.sites:
             check_layer(f"--site {site}", layer_of(site), sizes, name)
             if has_heads(site):
-                chosen_heads(self.labels, sizes)
+                heads_by_label(self.labels, sizes)
 
     def check(self, subject: LoadedCheckpoint) -> None:
         """Refuses positions and sources that a checkpoint's examples do not have."""
-        select_positions(subject, self.positions)
+        resolve_positions_or_mask(subject, self.positions)
         if self.lender is None:
             source_examples(subject, self.source)
 
-    def measured(self, subject: LoadedCheckpoint) -> Measured:
+    def measure_checkpoint(self, subject: LoadedCheckpoint) -> Measured:
         """Measures one checkpoint with the source's activations at each site and choice of heads."""
         from circuits import cache
         from circuits import patch as patches
@@ -361,12 +363,12 @@ class Patching:
         else:
             other = source_examples(subject, self.source)
             given = other if subject.task is None else other.tokens
-        where, variants, names = select_positions(subject, self.positions), {}, {}
-        classes = head_classes_held_out(subject).groups() if self.by_class else {}
+        where, variants, names = resolve_positions_or_mask(subject, self.positions), {}, {}
+        classes = head_classes_held_out(subject).heads_by_class() if self.by_class else {}
         for site in self.sites:
             rows: dict[str, Any] = {"": None}
             if has_heads(site):
-                rows = chosen_heads(self.labels, subject.stored.sizes, layer_of(site))
+                rows = heads_by_label(self.labels, subject.stored.model_config, layer_of(site))
                 rows |= classes if layer_of(site) is None else {}
             for label, chosen in rows.items():
                 row = label if label and len(self.sites) == 1 else f"{site} {label}".strip()
@@ -375,11 +377,13 @@ class Patching:
         # The source of a file's prompts has no answers of its own.
         if subject.task is None or other is None or subject.task.name == "prompts":
             return run_sweep(subject, variants, names)
-        return run_sweep(subject, variants, names, judged_by_both(subject.task), Both(subject.batch, other))
+        return run_sweep(
+            subject, variants, names, paired_metrics(subject.task), BatchPair(subject.batch, other)
+        )
 
 
 @dataclass(frozen=True)
-class Both:
+class BatchPair:
     """The examples of the run, and row by row those of the source; what ``circuits.sweep`` takes as a batch."""
 
     run: Any
@@ -388,14 +392,14 @@ class Both:
     def __len__(self) -> int:
         return len(self.run)
 
-    def __getitem__(self, rows: slice) -> Both:
-        return Both(self.run[rows], self.source[rows])
+    def __getitem__(self, rows: slice) -> BatchPair:
+        return BatchPair(self.run[rows], self.source[rows])
 
 
-def judged_by_both(task: Any) -> Any:
+def paired_metrics(task: Any) -> Any:
     """Returns the task's metrics by the targets of the run, and of the same output by those of the source."""
 
-    def metrics(output: Any, both: Both) -> dict[str, Any]:
+    def metrics(output: Any, both: BatchPair) -> dict[str, Any]:
         by_source = task.metrics(output, both.source)
         return task.metrics(output, both.run) | {f"{name} (source)": one for name, one in by_source.items()}
 

@@ -28,7 +28,7 @@ from interp_tasks.measurement.head_selection import (
     scored_positions,
 )
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, Refs
-from interp_tasks.measurement.option_parsing import parse_positions
+from interp_tasks.measurement.option_parsing import parse_positions_or_mask
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, value_text
 from interp_tasks.pages import Column, Figure
 
@@ -96,7 +96,7 @@ def attention(
     from circuits import patterns
 
     names = [templates] if isinstance(templates, str) else list(templates)
-    at = parse_positions(positions)
+    at = parse_positions_or_mask(positions)
     maps: dict[str, Maps] = {}
     classes: dict[str, Classes] = {}
 
@@ -136,7 +136,7 @@ def head_rows(found: HeadClasses) -> pandas.DataFrame:
 
     from circuits.patterns._template_scores import OTHER, UNCLEAR
 
-    def measured(frame: pandas.DataFrame, number: str, baseline: str, metric: Any) -> pandas.DataFrame:
+    def tidy_columns(frame: pandas.DataFrame, number: str, baseline: str, metric: Any) -> pandas.DataFrame:
         names = {f"{number}{end}": f"value{end}" for end in ("", "_ci_low", "_ci_high")}
         frame = frame.drop(columns="value", errors="ignore").rename(columns={**names, baseline: "baseline"})
         shared = ["layer", "head", "effect", "effect_ci_low", "effect_ci_high", "n"]
@@ -144,9 +144,9 @@ def head_rows(found: HeadClasses) -> pandas.DataFrame:
 
     scores, moved, followed = found.scores, found.moves.items(), found.followed.items()
     parts = [
-        measured(scores.frame, "score", "chance", scores.frame["template"]),
-        *(measured(one.frame, "distance", "unpaired", f"{MOVED}{name}") for name, one in moved),
-        *(measured(one.frame, "share", "unpaired", f"{FOLLOWS}{name}") for name, one in followed),
+        tidy_columns(scores.frame, "score", "chance", scores.frame["template"]),
+        *(tidy_columns(one.frame, "distance", "unpaired", f"{MOVED}{name}") for name, one in moved),
+        *(tidy_columns(one.frame, "share", "unpaired", f"{FOLLOWS}{name}") for name, one in followed),
     ]
     frame = pandas.concat(parts, ignore_index=True)
     frame = frame.sort_values(["layer", "head"], kind="stable", ignore_index=True)
@@ -182,7 +182,7 @@ def score_distribution_rows(found: HeadClasses) -> Iterator[Row]:
     scores, possible = found.scores, found.possible
     columns = [scores.templates.index(name) for name in possible]
 
-    def of(score: Any, expected: Any) -> dict[str, Any]:
+    def best_and_largest_scores(score: Any, expected: Any) -> dict[str, Any]:
         """Returns values [draw] by metric."""
         corrected = ratio(score - expected, 1 - expected)[..., columns]
         # A template without a query, or that is all that can be seen, is no template for anybody.
@@ -192,7 +192,10 @@ def score_distribution_rows(found: HeadClasses) -> Iterator[Row]:
         return named | {f"{LARGEST}{name}": largest[..., at] for at, name in enumerate(possible)}
 
     mass, chance, queries = (part.sum(-1)[None] for part in (scores.mass, scores.chance, scores.queries))
-    values, resampled = of(ratio(mass, queries), ratio(chance, queries)), of(*scores.resampled())
+    values, resampled = (
+        best_and_largest_scores(ratio(mass, queries), ratio(chance, queries)),
+        best_and_largest_scores(*scores.resampled()),
+    )
     for metric, (value,) in values.items():
         if np.isfinite(value):
             # A resample in which the template has no query says nothing of it.

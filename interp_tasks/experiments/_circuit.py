@@ -195,7 +195,7 @@ class Search:
         return sum({*span} <= one for one in at for span in self.spans.values()) if self.spans else len(at)
 
     @property
-    def how(self) -> str:
+    def method_name(self) -> str:
         """The method that found a circuit; of one that was given, that."""
         return "given" if self.keep is not None else self.method
 
@@ -205,7 +205,11 @@ class Search:
         return "effect" if self.method == "exact" else "estimate"
 
     def describe(self) -> dict[str, Any]:
-        return {**vars(self), "keep": None if self.keep is None else self.keep.sha256, "method": self.how}
+        return {
+            **vars(self),
+            "keep": None if self.keep is None else self.keep.sha256,
+            "method": self.method_name,
+        }
 
 
 def find_circuits(refs: Sequence[ResolvedCheckpoint], search: Search, options: Options) -> Result:
@@ -342,7 +346,7 @@ def single_metric(task: Any, name: str) -> Callable[[Any, Any], dict[str, Metric
     return lambda output, batch: {name: task.metrics(output, batch)[name]}
 
 
-def with_interval(row: Any, name: str, baseline: float | None = None) -> Row:
+def value_with_interval(row: Any, name: str, baseline: float | None = None) -> Row:
     """Returns the columns of a number that a table of ``circuits`` has with its interval."""
     return numbers(row[name], (row[f"{name}_ci_low"], row[f"{name}_ci_high"]), baseline)
 
@@ -355,16 +359,16 @@ def circuit_rows(
     Without a circuit they say how clean and source run differ.
     """
     ends, row = result.baseline.iloc[0], result.frame.iloc[0]
-    about = {"variant": CIRCUIT, "intervention": search.how, "n": int(ends["n"]), "engine": "naive"}
+    about = {"variant": CIRCUIT, "intervention": search.method_name, "n": int(ends["n"]), "engine": "naive"}
     size = {**about, "metric": SIZE, "value": math.nan, "baseline": float(total)}
-    gap = {**about, "metric": GAP, **with_interval(ends, "gap")}
+    gap = {**about, "metric": GAP, **value_with_interval(ends, "gap")}
     value = {**about, "metric": str(ends["metric"]), "value": math.nan, "baseline": ends["clean"]}
     if circuit is None:
         return [size, gap, value]
     rows = [
         {**size, "value": float(search.size_of(circuit))},
-        {**about, "metric": FAITHFULNESS, **with_interval(row, "faithfulness", row["random_mean"])},
-        {**value, **with_interval(row, "value")},
+        {**about, "metric": FAITHFULNESS, **value_with_interval(row, "faithfulness", row["random_mean"])},
+        {**value, **value_with_interval(row, "value")},
         gap,
         {**about, "metric": LARGEST_RANDOM, "value": row["random_high"]},
     ]
@@ -383,11 +387,13 @@ def curve_rows(curve: Curve, method: str) -> list[Row]:
     for row in frames[method].to_dict("records"):
         about = {**shared, "variant": f"{TOP}{row['size']}", "n": row["n"]}
         at_random = float(random.get(row["size"], math.nan))
-        rows.append({**about, "metric": FAITHFULNESS, **with_interval(row, "faithfulness", at_random)})
-        rows.append({**about, "metric": row["metric"], **with_interval(row, "value"), "baseline": clean})
+        rows.append({**about, "metric": FAITHFULNESS, **value_with_interval(row, "faithfulness", at_random)})
+        rows.append(
+            {**about, "metric": row["metric"], **value_with_interval(row, "value"), "baseline": clean}
+        )
     areas = curve.areas.set_index("ranking")
     for area in AREAS:
-        of_area = with_interval(areas.loc[method], area, areas.loc[RANDOM_ORDER, area])
+        of_area = value_with_interval(areas.loc[method], area, areas.loc[RANDOM_ORDER, area])
         rows.append({**shared, "variant": CURVE, "n": int(curve.settings["n"]), "metric": area, **of_area})
     return rows
 
@@ -456,7 +462,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column("share", "share", or_empty("share", ".1%")),
         Column("faithfulness [95% CI]", "faithfulness", faithfulness_text),
     ]
-    beside = Column("random", "beside", or_empty("beside", share))
+    beside = Column("random", "beside", or_empty("beside", three_decimals))
     if "checkpoint" not in rows and rows["size"].notna().all():
         return [*shared, beside, Column(f"{metric} [95% CI]", "value", value_text), Column("", "mark")]
     several = [Column("checkpoint", "checkpoint")] if "checkpoint" in rows else []
@@ -472,10 +478,14 @@ def faithfulness_text(row: Mapping[str, Any]) -> str:
     value, low, high = (row[f"{FAITHFULNESS}{end}"] for end in ENDS)
     if value != value:
         return "no gap"
-    return share(value) if low != low else f"{share(value)} [{share(low)}, {share(high)}]"
+    return (
+        three_decimals(value)
+        if low != low
+        else f"{three_decimals(value)} [{three_decimals(low)}, {three_decimals(high)}]"
+    )
 
 
-def share(value: float) -> str:
+def three_decimals(value: float) -> str:
     """Returns a faithfulness to three decimals: of a circuit that does nothing only rounding is left."""
     return "–" if value != value else f"{round(value, 3) + 0.0:.3f}"
 

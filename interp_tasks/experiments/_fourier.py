@@ -17,7 +17,7 @@ import typer
 from circuits.figures.layout import draw
 from circuits.figures.panels import heat, spectrum
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import grid_of, record
+from interp_tasks.measurement.activations import fourier_grid_of_inputs, record
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, Refs
 from interp_tasks.measurement.option_parsing import THRESHOLD, parse_frequency_rule
 from interp_tasks.measurement.result import Measured, Result, Row, experiment, measure, merge_rows, or_empty
@@ -66,7 +66,7 @@ class TensorSpectrum:
     keys: tuple[Any, ...] = ()
 
     @property
-    def neurons(self) -> bool:
+    def is_of_neurons(self) -> bool:
         """Whether the features are neurons, to be clustered."""
         return self.place["site"] == "mlp_post"
 
@@ -141,7 +141,7 @@ def tensor_spectra(subject: LoadedCheckpoint) -> Iterator[TensorSpectrum]:
         label, name = ("W_E", "digit") if len(tables) == 1 else (f"W_E ({axis_name})", axis_name)
         yield TensorSpectrum(label, place("embed"), spectrum(model.W_E[list(values)], {name: len(values)}))
     tokens = task.input_grid().tokens.to(subject.tokens.device)
-    grid, positions = grid_of(axes, tokens), list(task.read_positions)
+    grid, positions = fourier_grid_of_inputs(axes, tokens), list(task.read_positions)
     hooks = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
     hooks = [hook for hook in hooks if hook in model.hook_dict]
     seen = record(model, tokens, hooks, lambda values: values[:, positions])
@@ -158,20 +158,20 @@ def spectrum_rows(one: TensorSpectrum) -> list[Row]:
 
     bands = one.spectrum.bands().total()
     shares = dict(zip(bands.labels, bands.share.tolist(), strict=True))
-    sizes = clusters(one.spectrum, THRESHOLD).sizes if one.neurons else {}
+    sizes = clusters(one.spectrum, THRESHOLD).sizes if one.is_of_neurons else {}
     few = len(shares) <= MAX_ROWS
     listed = [label for label in bands.labels if few or label in one.keys or label in sizes]
     found: list[tuple[str, str, str, float]] = [(SPECTRUM, "all frequencies", KEYS, len(one.keys))]
     for label in listed:
         kind, variant = KEY if label in one.keys else OTHER, f"frequency {label}"
         found.append((kind, variant, SHARE, shares[label]))
-        if one.neurons:
+        if one.is_of_neurons:
             found.append((kind, variant, NEURONS, sizes.get(label, 0)))
     if len(listed) < len(shares) or sum(bands.degrees) < one.spectrum.grid.cells - 1:
         # A tensor that does not vary has no shares at all.
         left = max(0.0, float(any(shares.values())) - sum(shares[label] for label in listed))
         found.append((REST, "other frequencies", SHARE, left))
-    if one.neurons:
+    if one.is_of_neurons:
         found.append((REST, "no frequency", NEURONS, one.spectrum.power.shape[-1] - sum(sizes.values())))
     return [
         {

@@ -93,12 +93,12 @@ def llc(
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         ref = str(subject.labels["ref"])
         own = curves.setdefault(re.sub(STEP, "", ref), {})
-        found = sample_around(subject, settings)
+        found = estimate_llc(subject, settings)
         traces[ref], lambdas = found["loss_trace"].values, found["llc_per_chain"].values
         kept = traces[ref][:, burn_in:]
         between = kept.mean(1).var(ddof=1) / kept.var(1, ddof=1).mean()
         measured = {COEFFICIENT: lambdas, R_HAT: math.sqrt((draws - 1) / draws + between)}
-        measured |= {TRAINING: float(found["init_loss"].values), **held_out(subject)}
+        measured |= {TRAINING: float(found["init_loss"].values), **held_out_loss_and_metric(subject)}
         for name, value in measured.items():
             own.setdefault(name, {})[subject.stored.step] = value
         rows: list[Row] = [{"metric": name, "value": value} for name, value in measured.items()]
@@ -113,7 +113,7 @@ def llc(
     return replace(result, notes=NOTES, data={"traces": traces, "burn_in": burn_in})
 
 
-def sample_around(subject: LoadedCheckpoint, settings: Mapping[str, Any]) -> Any:
+def estimate_llc(subject: LoadedCheckpoint, settings: Mapping[str, Any]) -> Any:
     """Returns what ``devinterp`` estimates from chains around a checkpoint; its ``loss_trace`` has the burn-in, too."""
     import torch
 
@@ -156,7 +156,7 @@ def sample_around(subject: LoadedCheckpoint, settings: Mapping[str, Any]) -> Any
     return kept.drop_dims("step").assign(loss_trace=trace)
 
 
-def held_out(subject: LoadedCheckpoint) -> dict[str, Any]:
+def held_out_loss_and_metric(subject: LoadedCheckpoint) -> dict[str, Any]:
     """Returns the loss and the drop metric on test examples."""
     from circuits import run
     from tasks import pool
@@ -173,7 +173,7 @@ def half_way_rows(curves: Mapping[str, Mapping[int, Any]], last: LoadedCheckpoin
     import numpy as np
 
     from interp_tasks.checkpoints.refs import find_marks
-    from interp_tasks.measurement.level_crossing_steps import crossing
+    from interp_tasks.measurement.level_crossing_steps import lasting_crossing_steps
 
     try:
         plateau = find_marks(last.stored.run_path or last.stored.path, last.stored.run_name)["pre"]
@@ -186,7 +186,7 @@ def half_way_rows(curves: Mapping[str, Mapping[int, Any]], last: LoadedCheckpoin
     for name in dict.fromkeys((drop, HELD_OUT, TRAINING, COEFFICIENT)):
         values = np.stack([np.atleast_1d(curves[name][step]) for step in steps], 1)
         values = np.log(values) if name == HELD_OUT else values
-        found[name] = crossing(steps, values, 0.5, values[:, 0], values[:, -1])
+        found[name] = lasting_crossing_steps(steps, values, 0.5, values[:, 0], values[:, -1])
         half, gap = found[name].tolist(), (found[name] - found[drop]).tolist()
         compared = () if name == drop else (found[drop][0], interval_over_runs(gap))
         yield {"variant": name, "metric": HALF, **numbers(mean(half), interval_over_runs(half), *compared)}

@@ -23,7 +23,7 @@ from interp_tasks.measurement.activations import split_into_passes
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, Refs, check_has_task
 from interp_tasks.measurement.option_parsing import check_layer, layer_of
 from interp_tasks.measurement.result import Result, experiment, measure, value_text
-from interp_tasks.measurement.untrained import untrained as untrained_model
+from interp_tasks.measurement.untrained import build_untrained as untrained_model
 from interp_tasks.pages import Column, Figure, number
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def measure_checkpoint(subject: LoadedCheckpoint) -> pandas.DataFrame:
 
     columns: dict[str, dict[str, Any]] = {}
 
-    def parts() -> Iterator[tuple[Any, dict[str, Any]]]:
+    def outputs_of_passes() -> Iterator[tuple[Any, dict[str, Any]]]:
         for tokens in split_into_passes(subject.tokens):
             seen: Any = through(subject.model, tokens)
             outputs: dict[str, Any] = {}
@@ -74,16 +74,16 @@ def measure_checkpoint(subject: LoadedCheckpoint) -> pandas.DataFrame:
                 site = "resid_pre" if layer is None else "resid_post"
                 columns[variant] = {"intervention": READ_OUT, "head": None, "site": site, "layer": layer or 0}
             for name in seen.contributions:
-                label, about = component(name)
+                label, about = component_label_and_columns(name)
                 outputs[f"{WITHOUT} {label}"] = seen.without(name)
                 columns[f"{WITHOUT} {label}"] = {"intervention": WITHOUT, **about}
             yield seen.output, outputs
 
     metric = None if subject.task is None else subject.task.metrics
-    return compare(parts(), metric, subject.batch, columns, subject.seed).frame
+    return compare(outputs_of_passes(), metric, subject.batch, columns, subject.seed).frame
 
 
-def component(name: str) -> tuple[str, dict[str, Any]]:
+def component_label_and_columns(name: str) -> tuple[str, dict[str, Any]]:
     """Returns the label and columns of a component that ``circuits`` calls ``0.1``, ``mlp_out.0`` or ``embed``."""
     if name[0].isdigit():
         layer, head = map(int, name.split("."))
@@ -155,7 +155,7 @@ def probe(
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> pandas.DataFrame:
         table = tables[str(subject.labels["ref"])] = fit(subject, places, names, test, untrained)
-        return tidy_rows(table, untrained=untrained)
+        return probe_rows_by_control(table, untrained=untrained)
 
     config = {"sites": places, "targets": names, "held_out": test, "untrained": untrained}
     checks: Any = {"check_sizes": check_sizes, "check": lambda subject: chosen_targets(subject, names)}
@@ -206,7 +206,7 @@ def chosen_targets(subject: LoadedCheckpoint, names: Sequence[str]) -> ProbeTarg
     return replace(declared, targets={name: declared.targets[name] for name in names or declared.targets})
 
 
-def tidy_rows(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:
+def probe_rows_by_control(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:
     """Returns rows of the tidy table, target by target: one per control, beside each other."""
     import pandas
 

@@ -33,7 +33,7 @@ from interp_tasks.measurement.run_logs import (
     Run,
     curves_panel,
     declared_by_run,
-    pooled_over_seeds,
+    median_rows_over_seeds,
     read_runs,
     setting,
     title_and_prefix,
@@ -95,14 +95,14 @@ def drops(
             raise UserError(f"--against {key!r}: a setting such as model.d_model or train.learning_rate")
     logged_runs = read_runs(runs)
     curves = {
-        (run.name, name): run.curve(name)
+        (run.name, name): run.validation_curve(name)
         for run in logged_runs
-        for name in ((metric,) if metric is not None else run.drop_metric_names())
+        for name in ((metric,) if metric is not None else run.drop_metrics_of_parts())
     }
     rows = [row for run in logged_runs for row in run_drop_rows(run, curves)]
-    rows += pooled_over_seeds(logged_runs, rows, lambda metric: metric in ("drop", LEFT), baselines=True)
+    rows += median_rows_over_seeds(logged_runs, rows, lambda metric: metric in ("drop", LEFT), baselines=True)
     for key in keys:
-        rows += correlations(logged_runs, rows, key)
+        rows += rank_correlation_rows(logged_runs, rows, key)
     frame = tidy(rows, experiment="drops", intervention="none")
     config = {"runs": [run.name for run in logged_runs], "metric": metric, "against": keys}
     without = [(names, one.why_none) for names, one in curves.items() if one.drop is None]
@@ -120,16 +120,16 @@ def run_drop_rows(run: Run, curves: Mapping[tuple[str, str], Curve]) -> Iterator
     theory = declared_by_run(run, "plateau_levels")
     for metric in (metric for name, metric in curves if name == run.name):
         curve, level = curves[run.name, metric], theory.get(metric.partition(" (")[0], math.nan)
-        quantities = curve.quantities()
+        quantities = curve.drop_quantities()
         if level > 0:
-            step, has_left = plateau_until(curve.steps, curve.values, level)
+            step, has_left = plateau_end_and_has_left(curve.steps, curve.values, level)
             quantities |= {UNTIL: float(step), LEFT: float(has_left)}
         for name, value in quantities.items():
             row = {**run.labels(), "variant": metric, "metric": name}
             yield row | numbers(value, baseline=level if name in ("plateau", "final") else None)
 
 
-def plateau_until(steps: Any, values: Any, level: float) -> tuple[int, bool]:
+def plateau_end_and_has_left(steps: Any, values: Any, level: float) -> tuple[int, bool]:
     """Returns the first step after which a metric stays below 0.9 of a level, the last step if it never does; and
     whether it does.
 
@@ -139,7 +139,7 @@ def plateau_until(steps: Any, values: Any, level: float) -> tuple[int, bool]:
     return steps[-1 if index is None else index], index is not None
 
 
-def correlations(logged_runs: Sequence[Run], rows: Sequence[Row], key: str) -> Iterator[Row]:
+def rank_correlation_rows(logged_runs: Sequence[Run], rows: Sequence[Row], key: str) -> Iterator[Row]:
     """Yields the rank correlation of every quantity with a setting, per set of runs that differ in it alone."""
     import numpy as np
     import pandas as pd
@@ -148,7 +148,7 @@ def correlations(logged_runs: Sequence[Run], rows: Sequence[Row], key: str) -> I
     for run in logged_runs:
         value = setting(run.config, key)
         if type(value) in (int, float):
-            groups.setdefault(repr(without_setting(run.config, key)), {})[run.name] = float(value)
+            groups.setdefault(repr(without_setting_and_seed(run.config, key)), {})[run.name] = float(value)
     chosen = [group for group in groups.values() if len(set(group.values())) >= 3]
     if not chosen:
         raise UserError(
@@ -170,7 +170,7 @@ def correlations(logged_runs: Sequence[Run], rows: Sequence[Row], key: str) -> I
             yield {**about, "metric": CORRELATION + quantity, **numbers(correlation, interval)}
 
 
-def without_setting(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def without_setting_and_seed(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Returns a config without one setting, the seed, and how it was logged, stored and computed."""
     ignored = {
         key,
@@ -263,12 +263,12 @@ def curve(
     curves: dict[str, dict[str, Curve]] = {}
     rows: list[Row] = []
     for run in logged_runs:
-        own = run.curve(run.drop_metric)
+        own = run.validation_curve(run.drop_metric)
         others = {name: Curve(name, *run.finite(name), None) for name in run.logged() if name != own.metric}
         # The task's own metric comes first, and has the first colour, as in the report.
         curves[run.name] = {own.metric: own} | {name: one for name, one in others.items() if len(one.values)}
         rows += levels(run, curves[run.name], own)
-        rows += loss_fall_rows(run, own)
+        rows += drop_and_loss_share_rows(run, own)
         for subject in subjects(f"{run.name}@all", examples) if stored else ():
             rows += checkpoint_metric_rows(run.name, subject)
     config = {"runs": [run.name for run in logged_runs], "stored": stored, **examples.describe()}
@@ -284,10 +284,10 @@ def levels(run: Run, curves: Mapping[str, Curve], own: Curve) -> Iterator[Row]:
         for name, each in curves.items():
             row = {**run.labels(), "variant": variant, "metric": name}
             known = theory.get(name.partition(" (")[0], math.nan)
-            yield row | numbers(end_level(each, own, variant), baseline=known)
+            yield row | numbers(plateau_or_final_level(each, own, variant), baseline=known)
 
 
-def end_level(one: Curve, own: Curve, variant: str) -> float:
+def plateau_or_final_level(one: Curve, own: Curve, variant: str) -> float:
     """Returns the median of a curve over the plateau of the task's own metric (NaN without a drop), or over the end."""
     import numpy as np
 
@@ -299,13 +299,15 @@ def end_level(one: Curve, own: Curve, variant: str) -> float:
     return float(np.median(inside)) if len(inside) else math.nan
 
 
-def loss_fall_rows(run: Run, own: Curve) -> Iterator[Row]:
+def drop_and_loss_share_rows(run: Run, own: Curve) -> Iterator[Row]:
     """Yields the size of the drop, and the share that each weighted metric has in the fall of the loss."""
-    said = {name: value for name, value in own.quantities().items() if name not in ("plateau", "final")}
+    said = {name: value for name, value in own.drop_quantities().items() if name not in ("plateau", "final")}
     parts = {}
     for name, weight in declared_by_run(run, "loss_shares").items():
         one = Curve(name, *run.finite(name), None)
-        parts[name] = weight * (end_level(one, own, "plateau") - end_level(one, own, "final"))
+        parts[name] = weight * (
+            plateau_or_final_level(one, own, "plateau") - plateau_or_final_level(one, own, "final")
+        )
     whole = sum(parts.values()) or math.nan
     said |= {f"share of the fall: {name}": part / whole for name, part in parts.items()}
     for name, value in said.items():

@@ -22,8 +22,8 @@ from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     Options,
     Refs,
+    resolve_compatible_sources,
     resolve_refs,
-    resolve_sources,
     source_model,
 )
 from interp_tasks.measurement.option_parsing import (
@@ -31,7 +31,7 @@ from interp_tasks.measurement.option_parsing import (
     check_draws,
     check_layer,
     parse_numbers,
-    parse_parts,
+    split_at_commas_and_plus,
 )
 from interp_tasks.measurement.result import Measured, Result, experiment, measure, run_sweep
 from interp_tasks.pages import Figure
@@ -82,13 +82,15 @@ def transplant(
         layers: only in these layers (default: all).
         options: see :class:`Examples`.
     """
-    rows = [parse_components(each) for each in ([components] if isinstance(components, str) else components)]
+    rows = [
+        normalise_components(each) for each in ([components] if isinstance(components, str) else components)
+    ]
     if not rows:
         raise UserError("--components: nothing to transplant; write qkv, mlp, attn, ...")
     chosen = None if layers is None else parse_numbers("--layers", layers)
     examples = Examples.of(options)
     found = resolve_refs(refs, examples)
-    sources, lent = resolve_sources(source, found), dict[str, dict[str, Any]]()
+    sources, lent = resolve_compatible_sources(source, found), dict[str, dict[str, Any]]()
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> Measured:
         variants, components_of, names = {}, {}, {}
@@ -130,14 +132,14 @@ def variants_from(
     return {row: transplants.weights(model, row.split("+"), layers) for row in dict.fromkeys(rows)}
 
 
-def parse_components(spec: str) -> str:
+def normalise_components(spec: str) -> str:
     """Returns components of a model with ``+`` between them."""
-    for part in parse_parts(spec):
+    for part in split_at_commas_and_plus(spec):
         if part not in COMPONENTS:
             raise UserError(
                 f"--components {spec!r}: no component {part!r}; choose from {', '.join(COMPONENTS)}"
             )
-    return "+".join(dict.fromkeys(parse_parts(spec)))
+    return "+".join(dict.fromkeys(split_at_commas_and_plus(spec)))
 
 
 def moved_names(intervention: Any) -> list[str]:

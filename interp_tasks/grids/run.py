@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints.run_files import (
     check_folder_kind,
     checkpoint_folder,
-    digest,
     is_complete_checkpoint,
     read_json,
+    size_and_sha256,
     stored_steps,
 )
 from interp_tasks.devices import check_device
-from interp_tasks.disk import atomic_write, explain_write_errors, lock_folder, read_file
+from interp_tasks.disk import acquire_folder_lock, atomic_write, explain_write_errors, read_file
 from interp_tasks.errors import UserError
 from interp_tasks.grid_spec import Spec, name_file_in_errors, parse_grid_spec, read_grid_spec
 from interp_tasks.grids.work_units import (
@@ -35,13 +35,13 @@ from interp_tasks.grids.work_units import (
     TrainUnit,
     Unit,
     check_grid_spec,
-    experiment_parameters,
+    experiment_signature_parameters,
     list_work_units,
 )
 from interp_tasks.measurement.confidence_intervals import interval_over_runs
 from interp_tasks.measurement.loaded_checkpoints import Progress
 from interp_tasks.measurement.result import COLUMNS, OLD_NAMES, Result, tidy
-from interp_tasks.measurement.run_logs import seed_group
+from interp_tasks.measurement.run_logs import glob_of_seeds
 from interp_tasks.setting_parsing import EXECUTORS, import_file
 from interp_tasks.text_formatting import pluralise
 from interp_tasks.workers import SerialExecutor, worker_pool
@@ -146,7 +146,7 @@ def grid(
         with open_executor(executor, slots) as pool:
             with explain_write_errors(root):
                 root.mkdir(parents=True, exist_ok=True)
-                lock = lock_folder(root)
+                lock = acquire_folder_lock(root)
             try:
                 held = run_units(planned, pool, slots, (root, device, files), records, progress)
             finally:
@@ -270,22 +270,22 @@ def perform(unit: Unit, root: Path, device: str, imports: Sequence[Path] = ()) -
 
             train_resolved(unit.resolved, root / unit.folder, device=device)
         else:
-            rows = measure(unit, root, device)
+            rows = measure_as_parquet(unit, root, device)
             atomic_write(result_file(root, unit.key), rows)
-            record = replace(record, sha256=digest(rows)["sha256"])
+            record = replace(record, sha256=size_and_sha256(rows)["sha256"])
     except Exception as error:
         record = failure(unit, error)
     write_record(root, record)
     return record
 
 
-def measure(unit: MeasureUnit, root: Path, device: str) -> bytes:
+def measure_as_parquet(unit: MeasureUnit, root: Path, device: str) -> bytes:
     """Returns the rows of an experiment as parquet, its runs named by their folders under the grid's."""
     import torch
 
     from interp_tasks import experiments
 
-    call, parameters = getattr(experiments, unit.asked.name), experiment_parameters(unit.asked)
+    call, parameters = getattr(experiments, unit.asked.name), experiment_signature_parameters(unit.asked)
     settings = dict(unit.asked.settings)
     takes_options = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if device != "cpu" and (takes_options or "device" in parameters):
@@ -355,7 +355,7 @@ def read_record(root: Path, unit: Unit) -> UnitRecord | None:
             return record if is_trained(root, unit) else None
         if record.status == "done":
             rows = read_file(result_file(root, unit.key), "the rows of a unit")
-            return record if record.sha256 == digest(rows)["sha256"] else None
+            return record if record.sha256 == size_and_sha256(rows)["sha256"] else None
     except (UserError, TypeError):
         return None
     return record
@@ -395,11 +395,13 @@ def table(grid: GridRun) -> pandas.DataFrame:
     together = pooled(frame)
     frame = pandas.concat([frame, together], ignore_index=True)[list(COLUMNS)]
     runs = {*(unit.folder for unit in grid.plan.train), *map(str, frame["run"])}
-    seeds = Counter(name for run in runs if (name := seed_group(run)) is not None)
+    seeds = Counter(name for run in runs if (name := glob_of_seeds(run)) is not None)
     counts = [pandas.NA] * (len(frame) - len(together)) + [seeds[run] for run in together["run"]]
     frame[SEEDS] = pandas.array(counts, dtype="Int64")
     varied = {unit.folder: unit.varied for unit in grid.plan.train}
-    varied |= {name: values for folder, values in varied.items() if (name := seed_group(folder)) is not None}
+    varied |= {
+        name: values for folder, values in varied.items() if (name := glob_of_seeds(folder)) is not None
+    }
     for key in dict.fromkeys(key for values in varied.values() for key in values):
         cells = [varied.get(str(run), {}).get(key) for run in frame["run"]]
         frame[key] = [", ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in cells]
@@ -413,7 +415,7 @@ def pooled(frame: pandas.DataFrame) -> pandas.DataFrame:
     if frame.empty:
         return frame
     single = frame[frame["n_runs"].isna() | (frame["n_runs"] <= 1)]
-    single = single.assign(family=[seed_group(str(run)) or "" for run in single["run"]])
+    single = single.assign(family=[glob_of_seeds(str(run)) or "" for run in single["run"]])
     # Not what an experiment pools itself.
     known = set(zip(frame["experiment"], frame["run"], strict=True))
     pairs = zip(single["experiment"], single["family"], strict=True)

@@ -15,11 +15,11 @@ from interp_tasks.checkpoints.refs import resolve
 from interp_tasks.checkpoints.run_files import (
     CLOCK_FILE,
     METRICS_FILE,
-    digest,
     is_checkpoint,
     log_file,
-    read_log,
+    read_log_bytes,
     read_meta,
+    size_and_sha256,
 )
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import every_experiment
@@ -133,7 +133,7 @@ def check_experiment(asked: ExperimentSpec) -> None:
         hint = did_you_mean(asked.name, names)
         raise UserError(f"no experiment {asked.name!r}: {hint}experiments are {', '.join(names)}")
     check_marks(asked.at, f"experiment {asked.name}")
-    if asked.at and "runs" in experiment_parameters(asked):
+    if asked.at and "runs" in experiment_signature_parameters(asked):
         raise UserError(f"experiment {asked.name} takes whole runs: leave out at = {list(asked.at)}")
     try:
         # Experiments look at their arguments before they look for their runs.
@@ -144,7 +144,7 @@ def check_experiment(asked: ExperimentSpec) -> None:
             raise UserError(f"experiment {asked.name}: {message}") from None
 
 
-def experiment_parameters(asked: ExperimentSpec) -> Mapping[str, inspect.Parameter]:
+def experiment_signature_parameters(asked: ExperimentSpec) -> Mapping[str, inspect.Parameter]:
     from interp_tasks import experiments
 
     return inspect.signature(getattr(experiments, asked.name)).parameters
@@ -152,7 +152,7 @@ def experiment_parameters(asked: ExperimentSpec) -> Mapping[str, inspect.Paramet
 
 def reads_logs_alone(asked: ExperimentSpec) -> bool:
     """Returns whether an experiment reads what runs have logged, and no checkpoint."""
-    parameters = experiment_parameters(asked)
+    parameters = experiment_signature_parameters(asked)
     return "runs" in parameters and not ("stored" in parameters and asked.settings.get("stored", True))
 
 
@@ -182,8 +182,8 @@ def identify_run_content(run: str, asked: ExperimentSpec) -> dict[str, Any]:
         files = [
             log_file(path, name) for path in find_runs(run).values() for name in (METRICS_FILE, CLOCK_FILE)
         ]
-        logs = [read_log(file) for file in files if file.is_file()]
-        return {"run": run, "logs": [digest(log)["sha256"] for log in logs]}
+        logs = [read_log_bytes(file) for file in files if file.is_file()]
+        return {"run": run, "logs": [size_and_sha256(log)["sha256"] for log in logs]}
     refs = [f"{run}@{mark}" for mark in asked.at] or [run if is_checkpoint(Path(run)) else f"{run}@all"]
     folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]
     return {"run": run, "checkpoints": [read_meta(folder)["sha256"] for folder in folders]}

@@ -37,7 +37,7 @@ def record(
     return {site: torch.cat(kept) for site, kept in parts.items()}
 
 
-def grid_of(axes: Sequence[GridAxis], tokens: Tensor) -> Grid:
+def fourier_grid_of_inputs(axes: Sequence[GridAxis], tokens: Tensor) -> Grid:
     """Returns the grid of the coordinates in a task's inputs, with the rows of ``tokens`` that its cells are."""
     from circuits.fourier import Grid
 

@@ -73,7 +73,7 @@ def interval_over_runs(values: Sequence[float]) -> Interval:
     return finite_or_nan(low), finite_or_nan(high)
 
 
-def share_interval(values: Sequence[float]) -> Interval:
+def binomial_interval(values: Sequence[float]) -> Interval:
     """Returns the exact 95% interval (Clopper, Pearson 1934) of a share of runs, each 1 or 0; NaN below three runs."""
     from scipy.special import betaincinv
 

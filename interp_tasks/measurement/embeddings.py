@@ -35,16 +35,16 @@ class Embeddings:
         tokens = model.W_E.detach().double().cpu().numpy()
         return cls(tokens, None if positions is None else positions.detach().double().cpu().numpy())
 
-    def rows(self, values: Mapping[int, float]) -> Array:
+    def rows_of_tokens(self, values: Mapping[int, float]) -> Array:
         return self.tokens[list(values)]
 
 
 def untrained_tables(subject: LoadedCheckpoint, draw: int = 0) -> Embeddings | None:
     """Returns the embeddings of an untrained model; ``None`` for an architecture that the task cannot build."""
-    from interp_tasks.measurement.untrained import untrained
+    from interp_tasks.measurement.untrained import build_untrained
 
     try:
-        return Embeddings.of(untrained(subject, draw))
+        return Embeddings.of(build_untrained(subject, draw))
     except UserError:
         return None
 

@@ -14,7 +14,7 @@ import typer
 from circuits.model.heads import Head, parse_heads
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.loaded_checkpoints import DEFAULT_SAMPLES, LoadedCheckpoint, declared_or_empty
-from interp_tasks.measurement.option_parsing import check_choice, parse_numbers, parse_positions
+from interp_tasks.measurement.option_parsing import check_choice, parse_numbers, parse_positions_or_mask
 
 if TYPE_CHECKING:
     from circuits import Intervention
@@ -59,7 +59,7 @@ def parse_edit_options(
     if keys is not None and mode != "uniform":
         raise UserError(f"--keys goes with --mode uniform only, not with {mode}")
     keys = None if keys is None else parse_numbers("--keys", keys)
-    limits = {"keys": keys, "positions": parse_positions(positions)}
+    limits = {"keys": keys, "positions": parse_positions_or_mask(positions)}
     return limits if scale is None else {**limits, "scale": scale}
 
 
@@ -69,12 +69,12 @@ def make_head_edits(
     """Returns the edit of each choice of heads, by its label; positions and keys that the examples lack are refused.
 
     Args:
-        limits: as :func:`parse_limits` returns them.
+        limits: as :func:`parse_edit_options` returns them.
     """
     from circuits import ablate
 
     tokens, seed = subject.tokens, subject.seed
-    keys = select_positions(subject, limits["keys"], "--keys")
+    keys = resolve_positions_or_mask(subject, limits["keys"], "--keys")
     make: Mapping[str, Any] = {
         "uniform": partial(ablate.uniform, keys=keys),
         "mean_pattern": partial(ablate.mean_pattern, reference=tokens),
@@ -84,11 +84,11 @@ def make_head_edits(
         "resample": partial(ablate.resample, source=tokens, seed=seed),
         "noise": partial(ablate.noise, scale=limits.get("scale", 0.0), seed=seed),
     }
-    at = select_positions(subject, limits["positions"])
+    at = resolve_positions_or_mask(subject, limits["positions"])
     return {label: make[mode](heads, positions=at) for label, heads in chosen.items()}
 
 
-def head_labels(heads: Any) -> list[str]:
+def head_specs_to_labels(heads: Any) -> list[str]:
     """Returns head specs as the labels of their rows, each once; a list of (layer, head) is one spec."""
     if not len(heads):
         raise UserError("--heads: no heads given; write all, each, each-layer, or heads such as 0.1")
@@ -102,11 +102,13 @@ def head_labels(heads: Any) -> list[str]:
     return list(dict.fromkeys(labels))
 
 
-def chosen_heads(labels: Sequence[str], sizes: Any, layer: int | None = None) -> dict[str, tuple[Head, ...]]:
+def heads_by_label(
+    labels: Sequence[str], sizes: Any, layer: int | None = None
+) -> dict[str, tuple[Head, ...]]:
     """Returns the heads of each row by its label, in the order asked for.
 
     Args:
-        labels: as :func:`head_labels` returns them.
+        labels: as :func:`head_specs_to_labels` returns them.
         sizes: of the model, as its configuration has them.
         layer: where given, ``all``, ``each`` and ``each-layer`` are within it.
     """
@@ -120,11 +122,11 @@ def chosen_heads(labels: Sequence[str], sizes: Any, layer: int | None = None) ->
     }
     chosen: dict[str, tuple[Head, ...]] = {}
     for label in labels:
-        chosen |= rows.get(label) or {label: named_heads(label, sizes)}
+        chosen |= rows.get(label) or {label: parse_attention_heads(label, sizes)}
     return chosen
 
 
-def named_heads(spec: str, sizes: Any, option: str = "--heads") -> tuple[Head, ...]:
+def parse_attention_heads(spec: str, sizes: Any, option: str = "--heads") -> tuple[Head, ...]:
     """Returns the heads that are named; ``circuits`` refuses those that a model of these sizes does not have."""
     found = parse_heads(spec).resolve(sizes)
     heads = tuple(head for head in found if isinstance(head, Head))
@@ -133,7 +135,7 @@ def named_heads(spec: str, sizes: Any, option: str = "--heads") -> tuple[Head, .
     return heads
 
 
-def select_positions(
+def resolve_positions_or_mask(
     subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None, option: str = "--positions"
 ) -> Any:
     """Returns the positions to edit: as given, or for a name the boolean mask ``[batch pos]`` that the examples carry;
@@ -187,7 +189,7 @@ class HeadClasses:
         best = possible.groupby(["layer", "head"], sort=True)["corrected"].max()
         return tuple(sorted(sorted(self.scores.heads, key=lambda head: (best[head], head))[:number]))
 
-    def groups(self, least: int = 0) -> dict[str, tuple[Head, ...]]:
+    def heads_by_class(self, least: int = 0) -> dict[str, tuple[Head, ...]]:
         """Returns the heads of each class; heads without a class are in ``uninterpretable``, and so many that come
         least close to any template in a group more.
         """
@@ -218,11 +220,11 @@ def classify_heads(
     chosen = scored_positions(subject, positions)
     shared = {"positions": chosen, "seed": subject.seed}
     templates = chosen_templates(subject, names)
-    own = record_patterns(subject, subject.tokens)
+    own = record_if_small(subject, subject.tokens)
     scores = patterns.scores(subject.model, own, templates, batch=subject.batch, **shared)
     paired = declared_or_empty(subject, "attention_moves", subject.batch, subject.seed) if moving else {}
     moves = {
-        change: patterns.movement(subject.model, own, record_patterns(subject, other.tokens), **shared)
+        change: patterns.movement(subject.model, own, record_if_small(subject, other.tokens), **shared)
         for change, other in paired.items()
     }
     declared = declared_or_empty(subject, "attention_rules")
@@ -247,15 +249,14 @@ def classify_heads(
     return HeadClasses(own, scores, classes, possible, moves, followed, chosen)
 
 
-def record_patterns(subject: LoadedCheckpoint, tokens: Any) -> Any:
+def record_if_small(subject: LoadedCheckpoint, tokens: Any) -> Any:
     """Returns the attention patterns on some examples, for several measurements; the examples where that takes much
     memory, so that each runs them anew.
     """
     from circuits import patterns
 
-    entries = (
-        subject.stored.sizes.n_layers * subject.stored.sizes.n_heads * tokens.shape[1] ** 2 * len(tokens)
-    )
+    sizes = subject.stored.model_config
+    entries = sizes.n_layers * sizes.n_heads * tokens.shape[1] ** 2 * len(tokens)
     return patterns.record(subject.model, tokens) if entries <= RECORDED_ENTRIES else tokens
 
 
@@ -298,5 +299,5 @@ def chosen_templates(subject: LoadedCheckpoint, names: Sequence[str]) -> dict[st
 def scored_positions(subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None) -> Any:
     """Returns the queries to score, as ``circuits`` takes them."""
     if positions != READ:
-        return select_positions(subject, positions)
+        return resolve_positions_or_mask(subject, positions)
     return None if subject.task is None else list(subject.task.read_positions)

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def crossing(steps: Sequence[int], values: Array, share: float, start: Array, end: Array) -> Array:
+def lasting_crossing_steps(
+    steps: Sequence[int], values: Array, share: float, start: Array, end: Array
+) -> Array:
     """Returns the step after which each curve has lastingly made ``share`` of the way from ``start`` to ``end``.
 
     After it a curve never falls back below that level (seen from ``start``). Linear between the stored steps;
@@ -47,7 +49,7 @@ def reached_steps(steps: Sequence[int], values: Sequence[float], level: float) -
     # As far as to where it first is there, it lastingly is from there on.
     begin = slice(None, int(there[0]) + 1 if len(there) else None)
     first, lasting = (
-        float(crossing(steps[part], curve[part], level, np.zeros(1), np.ones(1))[0])
+        float(lasting_crossing_steps(steps[part], curve[part], level, np.zeros(1), np.ones(1))[0])
         for part in (begin, slice(None))
     )
     return math.inf if math.isnan(first) else first, math.inf if math.isnan(lasting) else lasting

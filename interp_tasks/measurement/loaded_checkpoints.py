@@ -271,7 +271,7 @@ def resolve_refs(refs: Refs, examples: Examples | None = None) -> list[ResolvedC
     return list(found.values())
 
 
-def resolve_sources(
+def resolve_compatible_sources(
     source: str | Sequence[str], receivers: Sequence[ResolvedCheckpoint], one: bool = False
 ) -> list[ResolvedCheckpoint]:
     """Returns the checkpoints that ``--source`` names, unloaded; they have the architecture of every receiver."""
@@ -313,7 +313,7 @@ def subjects(
     if check_sizes is not None:
         for stored in found:
             with prefix_error_messages(stored.label):
-                check_sizes(stored.sizes, stored.ref)
+                check_sizes(stored.model_config, stored.ref)
     own_task = examples.given_task()
     unloaded = list(pair_with_examples(found, examples, own_task))
     if check is not None:
@@ -349,7 +349,7 @@ def pair_with_examples(
         labels = {"run": each.run_name, "ref": each.label, "step": each.step, "seed": examples.seed}
         labels["split"] = examples.split if examples.of_task else None
         if own_tokens is not None:
-            check_tokens_fit(own_tokens, each.sizes, each.ref)
+            check_tokens_fit(own_tokens, each.model_config, each.ref)
             yield LoadedCheckpoint(each, None, None, own_tokens, labels, examples.seed)
             continue
         if examples.prompts is not None:
@@ -364,7 +364,7 @@ def pair_with_examples(
         assert whole is not None
         # What a task of the user's own asks of a model shows when there is one.
         if type(whole).check_model is Task.check_model:
-            whole.check_model(SimpleNamespace(cfg=each.sizes))
+            whole.check_model(SimpleNamespace(cfg=each.model_config))
         for part, task in (whole.parts() or {"": whole}).items():
             if task not in batches:
                 drawn = checked_sample(task, examples.samples or DEFAULT_SAMPLES, examples.seed, split)

@@ -48,7 +48,7 @@ def unknown_name_error(option: str, value: str, known: Sequence[str], what: str)
     )
 
 
-def parse_parts(spec: str) -> list[str]:
+def split_at_commas_and_plus(spec: str) -> list[str]:
     """Returns the parts that commas and ``+`` unite into one row."""
     return re.split(r"[,+]", re.sub(r"\s+", "", spec))
 
@@ -94,7 +94,7 @@ def parse_spans(spec: str | Mapping[str, Iterable[int]] | None) -> dict[str, tup
     return {name: parse_numbers(f"--spans {name}", where) for name, where in given.items()}
 
 
-def parse_positions(spec: str | int | Iterable[int]) -> str | tuple[int, ...]:
+def parse_positions_or_mask(spec: str | int | Iterable[int]) -> str | tuple[int, ...]:
     """Returns ``"all"``, positions, or the name of a mask of the task's examples (``hidden``)."""
     word = spec.strip() if isinstance(spec, str) else ""
     if word.lower() == "all":

@@ -140,7 +140,7 @@ def value_text(row: Mapping[str, Any], key: str = "value") -> str:
     return with_interval(text, row[f"{key}_ci_low"], row[f"{key}_ci_high"])
 
 
-def spread(frame: pandas.DataFrame) -> pandas.DataFrame:
+def spread_over_draws(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns the spread of a variant's draws: ``draws, sd, smallest, largest`` of their values, by row of the table.
 
     Empty where nothing was drawn.
@@ -183,7 +183,7 @@ def with_holm(frame: pandas.DataFrame, notes: Sequence[str]) -> tuple[pandas.Dat
     return frame, (*notes[:1], HOLM.format(number_of) + limit, *notes[1:])
 
 
-def plain_metric(name: Any) -> str:
+def strip_metric_suffixes(name: Any) -> str:
     """Returns the name of a metric without whose targets it is judged by, and not as a ratio."""
     return str(name).removesuffix(RATIO).partition(" (")[0]
 
@@ -196,7 +196,7 @@ def shown_table(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[Column]
     if (view := find_view(frame, "view_rows")) is not None:
         frame = view(frame)
     elif frame["draw"].notna().any():
-        frame = frame[frame["draw"].isna()].merge(spread(frame), how="left")
+        frame = frame[frame["draw"].isna()].merge(spread_over_draws(frame), how="left")
     if (view := find_view(frame, "view_columns")) is not None:
         return frame, view(frame)
     compared, several = frame["baseline"].notna().any(), "sd" in frame
@@ -313,7 +313,7 @@ class Result:
         Raises:
             UserError: for a metric of which there is no row.
         """
-        names = self.frame["metric"].map(plain_metric)
+        names = self.frame["metric"].map(strip_metric_suffixes)
         parts = self.config.get("parts", [self.config])
         own = {name for part in parts for name in part.get("metrics of the tasks", ())}
         chosen = names.isin(own) if metric is None else (names == metric) | (self.frame["metric"] == metric)
@@ -519,10 +519,10 @@ def run_sweep(
     )
     called = names if isinstance(names, str) else result.frame["variant"].map(dict(names))
     frame = result.frame.assign(intervention=called)
-    return Measured(with_ratios(frame) if ratios else frame, result.interventions)
+    return Measured(add_ratio_rows(frame) if ratios else frame, result.interventions)
 
 
-def with_ratios(frame: pandas.DataFrame) -> pandas.DataFrame:
+def add_ratio_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Adds below each row its value in multiples of the baseline, which is then 1; it is not tested again."""
     import pandas
 

@@ -16,7 +16,7 @@ from interp_tasks.checkpoints.drop_detection import drop_or_reason, final_level
 from interp_tasks.checkpoints.refs import ZOO, find_drop, find_run, task_of_run, theoretical_plateau, zoo_runs
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file, read_columns
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.confidence_intervals import finite_or_nan, interval_over_runs, share_interval
+from interp_tasks.measurement.confidence_intervals import binomial_interval, finite_or_nan, interval_over_runs
 from interp_tasks.measurement.result import Row, numbers
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Curve:
     drop: Drop | None
     why_none: str = ""
 
-    def quantities(self) -> dict[str, float]:
+    def drop_quantities(self) -> dict[str, float]:
         """Returns what is said of it, in order; NaN of a drop where it has none."""
         found = {name: float(getattr(self.drop, name, math.nan)) for name in QUANTITIES}
         length = math.nan if self.drop is None else float(self.drop.end - self.drop.onset)
@@ -94,12 +94,12 @@ class Run:
         known = np.isfinite(values)
         return steps[known], values[known]
 
-    def points(self, metric: str, split: str = "validation") -> tuple[list[int], list[float]]:
+    def finite_lists(self, metric: str, split: str = "validation") -> tuple[list[int], list[float]]:
         """Returns steps and finite values of a metric."""
         steps, values = self.finite(metric, split)
         return steps.tolist(), values.tolist()
 
-    def curve(self, metric: str) -> Curve:
+    def validation_curve(self, metric: str) -> Curve:
         """Returns a metric with its drop; accuracies go up, all else moves as the task's own metric does."""
         steps, values = self.finite(metric)
         if not len(values):
@@ -108,13 +108,13 @@ class Run:
         way: Literal["down", "up"] = "up" if "accuracy" in metric else "down"
         if metric.startswith(self.drop_metric):
             way = self.direction
-        theory = theoretical_plateau(self.described) if metric in self.drop_metric_names() else None
+        theory = theoretical_plateau(self.described) if metric in self.drop_metrics_of_parts() else None
         found = drop_or_reason(steps, values, way, theory)
         if isinstance(found, Drop):
             return Curve(metric, steps, values, found)
         return Curve(metric, steps, values, None, found)
 
-    def drop_metric_names(self) -> tuple[str, ...]:
+    def drop_metrics_of_parts(self) -> tuple[str, ...]:
         """Returns the task's drop metric and, of a mixture, that of each part."""
         own = self.drop_metric
         return tuple(n for n in self.logged() if n == own or n.startswith(f"{own} (")) or (own,)
@@ -191,7 +191,7 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def seed_group(name: str) -> str | None:
+def glob_of_seeds(name: str) -> str | None:
     """Returns ``RUN/seed-*`` for ``RUN/seed-3``; ``None`` for other names."""
     match = re.fullmatch(r"(.*[/:])seed-\d+", name)
     return f"{match[1]}seed-*" if match else None
@@ -207,7 +207,7 @@ def title_and_prefix(names: Sequence[str]) -> tuple[str, str]:
     return f"{count} runs{' of ' + folder if folder else ''}", f"{folder}/" if folder else ""
 
 
-def pooled_over_seeds(
+def median_rows_over_seeds(
     runs: Sequence[Run],
     rows: Sequence[Row],
     is_share: Callable[[str], bool],
@@ -223,10 +223,10 @@ def pooled_over_seeds(
     """
     import numpy as np
 
-    seeds = Counter(seed_group(run.name) for run in runs)
+    seeds = Counter(glob_of_seeds(run.name) for run in runs)
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        name = seed_group(row["run"])
+        name = glob_of_seeds(row["run"])
         if name is not None and seeds[name] > 1:
             groups.setdefault((name, row["split"], row["variant"], row["metric"]), []).append(row)
     pooled: list[Row] = []
@@ -236,7 +236,7 @@ def pooled_over_seeds(
         values = np.where(np.isnan(values), np.inf, values) if late else values[~np.isnan(values)]
         share, first = is_share(metric), of_seeds[0]
         value = float((np.mean if share else np.median)(values)) if len(values) else math.nan
-        ends = (share_interval if share else interval_over_runs)(values.tolist())
+        ends = (binomial_interval if share else interval_over_runs)(values.tolist())
         shared = {**first, "run": name, "ref": name, "seed": None, "n_runs": len(values)}
         shared |= {"step": max(row["step"] for row in of_seeds), "baseline": None, "effect": None}
         baseline = first.get("baseline") if baselines else None
@@ -257,7 +257,7 @@ def declared_by_run(run: Run, name: Literal["plateau_levels", "loss_shares"]) ->
     return numbers
 
 
-def logged_drop(run: Path) -> Drop | None:
+def find_drop_or_none(run: Path) -> Drop | None:
     """Returns the drop that a run logged; ``None`` where there is none."""
     if not (run / RUN_FILE).is_file():
         return None

@@ -18,7 +18,7 @@ HELD_AS = {
 }
 
 
-def untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransformer:
+def build_untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransformer:
     """Returns a model of the subject's architecture, initialised as its run was where known, else by its task.
 
     The seed is the subject's, but no run's: no checkpoint began as this model.

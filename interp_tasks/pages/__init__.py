@@ -147,7 +147,7 @@ class Table:
     def html(self, identifier: str) -> str:
         rows: list[Any] = self.frame.to_dict("records")
         columns = self.columns or [Column(str(name), str(name)) for name in self.frame.columns]
-        kinds = [self.kind(column) for column in columns]
+        kinds = [self.cell_class(column) for column in columns]
         head = "".join(
             f'<th scope="col"{kind}>{escape(column.header)}</th>'
             for column, kind in zip(columns, kinds, strict=True)
@@ -165,7 +165,7 @@ class Table:
             "Download CSV</a>"
         )
 
-    def kind(self, column: Column) -> str:
+    def cell_class(self, column: Column) -> str:
         """Returns the class of a column's cells: set as numbers, if anything in it is one."""
         if column.sentences:
             return ' class="sentences"'

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import grid_of
+from interp_tasks.measurement.activations import fourier_grid_of_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ class GridInputs:
                 f"{analysis} needs a task with a grid of inputs{of} (grid_axes with positions, and input_grid())"
             )
         tokens = task.input_grid().tokens
-        found = grid_of(axes, tokens)
+        found = fourier_grid_of_inputs(axes, tokens)
         return cls(task, axes, Grid(found.axes), tokens[list(found.rows or ())])
 
     @property

@@ -356,7 +356,7 @@ def studies_and_claims(
         shared = {key: value for key, value in table.items() if key in SHARED}
         own = {key: value for key, value in table.items() if key not in SHARED and key != "claim"}
         of_study = [
-            claim_fields({"id": key, "study": name, **shared, **claim}, shared.get("where", {}))
+            merge_study_into_claim({"id": key, "study": name, **shared, **claim}, shared.get("where", {}))
             for key, claim in table.get("claim", {}).items()
         ]
         studies.append({"id": name, **own})
@@ -364,7 +364,7 @@ def studies_and_claims(
     return studies, claims
 
 
-def claim_fields(given: Mapping[str, Any], where: Filter) -> dict[str, Any]:
+def merge_study_into_claim(given: Mapping[str, Any], where: Filter) -> dict[str, Any]:
     """Returns the fields of a claim, with its study's filter, its rule taken apart, and the whole of its divisor."""
     fields = {key: value for key, value in given.items() if key != "rule"}
     own = given.get("where", {})

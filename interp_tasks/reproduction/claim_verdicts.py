@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from interp_tasks.measurement import confidence_intervals
 from interp_tasks.measurement.confidence_intervals import ALPHA, MIN_RUNS, Interval
-from interp_tasks.measurement.run_logs import seed_group
+from interp_tasks.measurement.run_logs import glob_of_seeds
 from interp_tasks.pages import number
 from interp_tasks.published import Bounds, Claim
 
@@ -78,7 +78,7 @@ class ClaimNumbers:
     pooled: bool = False
 
     @property
-    def bounded(self) -> list[Interval]:
+    def bounds_without_value(self) -> list[Interval]:
         """Returns the bounds of the numbers of which no more is known."""
         return [each.bounds for each in self.numbers if each.has_only_bounds]
 
@@ -87,7 +87,7 @@ def claim_numbers(claim: Claim, table: Rows) -> ClaimNumbers:
     """Returns a claim's number on every run, or on every seed where the claim is about several conditions.
 
     Raises:
-        Unmeasured: where the table does not have it.
+        UnmeasuredError: where the table does not have it.
     """
     rows = single_runs(filter_rows(table, claim.where))
     if not rows:
@@ -156,7 +156,7 @@ def by_run(rows: Rows) -> dict[str, Rows]:
 def single_runs(rows: Rows) -> Rows:
     """Returns the rows of single runs, or all where there are none; rows over several runs are made of them."""
     # Of several seeds one alone may have the number: the row that pools them is then over one run.
-    families = {seed_group(row["run"] or "") for row in rows}
+    families = {glob_of_seeds(row["run"] or "") for row in rows}
     return [row for row in rows if (row["n_runs"] or 0) <= 1 and row["run"] not in families] or rows
 
 
@@ -318,7 +318,7 @@ def join_remarks(*parts: str) -> str:
 
 def verdict_of_numbers(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     """Returns the verdict of the rule on a claim's numbers."""
-    numbers, n_runs, bounded = claimed.numbers, claimed.n_runs, claimed.bounded
+    numbers, n_runs, bounded = claimed.numbers, claimed.n_runs, claimed.bounds_without_value
     medians = [each.median for each in numbers if each.median is not None]
     row = {
         "n_runs": n_runs,
@@ -390,11 +390,11 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
         found = claimed.numbers[0].over_examples
         lacking = {"reason": "no interval: the study has none"}
         return estimate(found, f"the study's, {over}") if found else lacking
-    if claimed.bounded:
+    if claimed.bounds_without_value:
         return interval_of_bounds(claim, claimed)
     if claim.over == "share of runs":
         p = share_p_value(claim.holds, values)
-        return estimate(confidence_intervals.share_interval(values), f"exact binomial, {over}", p)
+        return estimate(confidence_intervals.binomial_interval(values), f"exact binomial, {over}", p)
     if claim.log and min(values) <= 0:
         return {"reason": "no interval: a number that is not above 0 has no logarithm"}
     forth, back = SCALES[claim.log]
@@ -414,7 +414,7 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
 def interval_of_bounds(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     """Returns the widest t interval of numbers of which some are known by bounds; of open ones that of the median."""
     bounds, n_runs = [each.bounds for each in claimed.numbers], claimed.n_runs
-    lowest, unknown = min(low for low, _ in bounds), len(claimed.bounded)
+    lowest, unknown = min(low for low, _ in bounds), len(claimed.bounds_without_value)
     # A bound of 0 has no logarithm: then the interval is of the numbers themselves.
     forth, back = SCALES[claim.log and lowest > 0]
     found = confidence_intervals.bounded_t_interval([(forth(low), forth(high)) for low, high in bounds])

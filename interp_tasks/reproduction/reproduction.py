@@ -71,7 +71,7 @@ class Condition:
         return list({record.key: record for record in found if record is not None}.values())
 
     @cached_property
-    def measured(self) -> list[StudyRecord]:
+    def measured_records(self) -> list[StudyRecord]:
         return [record for record in self.records() if not record.refused]
 
     @cached_property
@@ -80,7 +80,7 @@ class Condition:
 
     @cached_property
     def table(self) -> Rows:
-        return table_of(self.measured)
+        return table_of(self.measured_records)
 
     @cached_property
     def controls(self) -> dict[str, Rows | str]:
@@ -93,7 +93,7 @@ class Condition:
             found[control] = table_of(done) if done else f"not judged on its control, {control}: {why}"
             if done and control == "shuffled":
                 # They stand for the runs themselves, whose names claims may ask for.
-                names = [run.name for record in self.measured for run in record.runs]
+                names = [run.name for record in self.measured_records for run in record.runs]
                 stand_in = dict(zip((each.on for each in done), names, strict=False))
                 table = table_of(done)
                 found[control] = [{**row, "run": stand_in.get(row["run"], row["run"])} for row in table]
@@ -104,12 +104,12 @@ class Condition:
         is_published = any(each.run.published for each in self.runs)
         row: dict[str, Any] = {"run": self.name, "n_runs": 0, "is_published": is_published}
         refused = refusals(self.records())
-        if not self.measured and not self.missing:
+        if not self.measured_records and not self.missing:
             # They are there, and the study cannot be done on them.
             return row | {"verdict": "not testable", "reason": self.records()[0].refused}
         lacks_one = any(has_ending(each.name, runs_named(claim)) for each in self.missing)
-        if not self.measured or (self.study.together and lacks_one):
-            hours = sum(run.hours for run in missing_runs(self.runs, self.missing)) or None
+        if not self.measured_records or (self.study.together and lacks_one):
+            hours = sum(run.hours for run in runs_with_missing_seeds(self.runs, self.missing)) or None
             reason = join_remarks("not measured", *refused)
             return row | {"verdict": "not run", "reason": reason, "hours": hours}
         names = claim.control_names(self.study)
@@ -146,7 +146,7 @@ def judge_conditions(claim: Claim, conditions: Sequence[Condition], preset: str)
     return [condition.verdict(claim) for condition in conditions]
 
 
-def missing_runs(planned: Iterable[PaperRun], missing: Sequence[PaperRun]) -> list[TrainingRun]:
+def runs_with_missing_seeds(planned: Iterable[PaperRun], missing: Sequence[PaperRun]) -> list[TrainingRun]:
     """Returns the runs that have no record; of a run whose other seeds have one, the seeds that lack it."""
     by_run: dict[str, list[PaperRun]] = {}
     for each in planned:
@@ -243,7 +243,7 @@ class Reproduction:
         outcomes = frame.to_dict("records")
         departures = "\n".join(f"- {line}" for line in paper.departures)
         introduction = (
-            f"{paper.citation}, repeated at the scale {self.preset}. {pages.summary_of(outcomes)}\n\n"
+            f"{paper.citation}, repeated at the scale {self.preset}. {pages.claim_count_and_correction(outcomes)}\n\n"
             f"Measured on {len(self.measured)} training runs; {len(missing)} more are described but not measured. "
             f"Our models differ from theirs:\n\n{departures}"
         )
@@ -316,11 +316,11 @@ def reproduce(
     for study in studies.values():
         runs_of_study = [run for each in study for run in each.runs]
         lacking = [run for each in study for run in each.missing]
-        missing |= {run.name: run for run in missing_runs(runs_of_study, lacking)}
+        missing |= {run.name: run for run in runs_with_missing_seeds(runs_of_study, lacking)}
     measured = dict.fromkeys(
-        run.name for each in conditions for record in each.measured for run in record.runs
+        run.name for each in conditions for record in each.measured_records for run in record.runs
     )
-    frame = frame_of(verdicts)
+    frame = frame_with_holm(verdicts)
     return Reproduction(
         *(paper, preset, frame, tuple(missing.values()), tuple(measured), tuple(rows)), Path(runs).as_posix()
     )
@@ -345,7 +345,7 @@ def claim_columns(claim: Claim) -> dict[str, Any]:
     return {**own, **named, "interval": "", "runs": []}
 
 
-def frame_of(verdicts: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+def frame_with_holm(verdicts: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     """Returns verdicts as a table, with the p-values of headlines adjusted by Holm.
 
     A headline counts once, on the published configuration, where that is among its conditions. A verdict that is not

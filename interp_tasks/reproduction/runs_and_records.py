@@ -124,12 +124,12 @@ def table_of(records: Iterable[StudyRecord]) -> Rows:
     rows = {tuple(row.items()): row for each in records for row in each.table()}
     table = []
     for row in rows.values():
-        condition, seed = own.get(row["run"]) or condition_in(row["run"] or "")
+        condition, seed = own.get(row["run"]) or split_seed(row["run"] or "")
         table.append({**EMPTY, **row, "condition": condition, "trained_seed": seed})
     return table
 
 
-def condition_in(name: str) -> tuple[str, int | None]:
+def split_seed(name: str) -> tuple[str, int | None]:
     match = re.fullmatch(r"(.*[/:])seed-(\d+)", name)
     return (match[1], int(match[2])) if match else (name, None)
 

@@ -197,7 +197,7 @@ def perform(job: StudyJob, scratch: Path, folder: Path) -> StudyRecord:
     made = {"date": datetime.date.today().isoformat(), "device": "cpu", "dtype": "float32", **versions()}
     record = StudyRecord(*job.key, job.runs(), study_digest(job.study), made)
     try:
-        frame = under_every_mark(job) if job.control is None else measure_on_control(job, scratch)
+        frame = table_under_every_mark(job) if job.control is None else measure_on_control(job, scratch)
     except (UserError, TaskError, CircuitsError) as error:
         return replace(record, refused=strip_run_folder(str(error), folder))
     if any(claim.per == "variance" for claim in job.claims):
@@ -239,7 +239,7 @@ def strip_run_folder(text: Any, folder: Path) -> Any:
     return text.replace("zoo:", "").replace(f"{folder.as_posix()}/", "") if isinstance(text, str) else text
 
 
-def under_every_mark(job: StudyJob) -> pandas.DataFrame:
+def table_under_every_mark(job: StudyJob) -> pandas.DataFrame:
     """Returns a job's table with the rows of a step under every mark of the study that means it.
 
     Experiments run a step once, under the first of its names: in a run that stores few, "onset" may be "pre" as well.

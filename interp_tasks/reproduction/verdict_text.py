@@ -15,31 +15,31 @@ Verdict = Mapping[Any, Any]
 def our_number(row: Verdict, formatted: Callable[[float], str] = number) -> str:
     """Returns our number with what it is of, or its bounds, where runs end too soon; a dash where there is neither."""
     least, most = row["at_least"], row["at_most"]
-    if known(row["value"]):
+    if is_known(row["value"]):
         shown = formatted(row["value"])
-    elif known(most):
-        is_range = known(least) and least > 0
+    elif is_known(most):
+        is_range = is_known(least) and least > 0
         shown = f"{formatted(least)} to {formatted(most)}" if is_range else f"< {formatted(most)}"
-    elif known(least) and least > 0:
+    elif is_known(least) and least > 0:
         shown = f"> {formatted(least)}"
     else:
         return "–"
     return f"{shown} {row['what']}".rstrip()
 
 
-def known(value: float | None) -> bool:
+def is_known(value: float | None) -> bool:
     """Returns whether there is a number: NaN stands for none in tables, None in files."""
     return value is not None and value == value
 
 
 def with_median(row: Verdict) -> str:
     """Returns our number; of a largest or smallest one with the median beside it."""
-    return our_number(row) + (f" (median {number(row['median'])})" if known(row["median"]) else "")
+    return our_number(row) + (f" (median {number(row['median'])})" if is_known(row["median"]) else "")
 
 
 def published_number(row: Verdict) -> str:
     """Returns the published number in the unit of ours; where there is no single one, the published words."""
-    return number(row["published_number"]) if known(row["published_number"]) else str(row["published"])
+    return number(row["published_number"]) if is_known(row["published_number"]) else str(row["published"])
 
 
 def n_runs_text(row: Verdict) -> str:
@@ -51,18 +51,18 @@ def interval_text(row: Verdict) -> str:
     return with_interval("", row["value_ci_low"], row["value_ci_high"]) or "–"
 
 
-def controls(row: Verdict) -> str:
+def control_numbers(row: Verdict) -> str:
     """Returns the number of the untrained model, and those of one that has memorised and one on shuffled labels."""
     named = {"untrained": "", "memorised": " memorised", "shuffled": " shuffled"}
-    return ", ".join(number(row[key]) + name for key, name in named.items() if known(row[key])) or "–"
+    return ", ".join(number(row[key]) + name for key, name in named.items() if is_known(row[key])) or "–"
 
 
 def verdict(row: Verdict) -> str:
     """Returns the verdict with its corrected p-value, or the hours of training that it still needs."""
     text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else str(row["verdict"])
-    if known(row["p_holm"]):
+    if is_known(row["p_holm"]):
         text += f" (p {format_p_value(row['p_holm'])} after Holm)"
-    return f"{text}, {row['hours']:g} h" if known(row["hours"]) else text
+    return f"{text}, {row['hours']:g} h" if is_known(row["hours"]) else text
 
 
 #: Of every claim: what was published beside what came out.
@@ -73,7 +73,7 @@ RESULT = (
     Column("seeds", "n_runs", n_runs_text),
     Column("95% interval", "value_ci_low", interval_text),
     Column("verdict", "verdict", sentences=True),
-    Column("untrained", "untrained", controls),
+    Column("untrained", "untrained", control_numbers),
 )
 HEADLINES = (Column("finding", "says", sentences=True), *RESULT)
 CLAIMS = (
@@ -99,10 +99,10 @@ CLAIMS_NOTE = (
 MISSING_NOTE = "Estimated hours are of the machine that the scale is meant for."
 
 
-def summary_of(verdicts: Sequence[Verdict]) -> str:
+def claim_count_and_correction(verdicts: Sequence[Verdict]) -> str:
     """Says how many claims there are and which p-values are corrected; there is no score."""
     claims = len({each["claim"] for each in verdicts})
-    tested = sum(known(each["p_holm"]) for each in verdicts)
+    tested = sum(is_known(each["p_holm"]) for each in verdicts)
     family = (
         f" Holm's correction is over the {tested} headline verdicts that have a p-value; the others stand uncorrected,"
         f" and one in twenty of their intervals misses."
@@ -154,7 +154,7 @@ def headlines_markdown(
     for claim, shown in headlines(paper, verdicts):
         for row in shown:
             condition = f" (`{row['run']}`)" if len(shown) > 1 else ""
-            ours = [cell(row) for cell in (with_median, n_runs_text, interval_text, verdict, controls)]
+            ours = [cell(row) for cell in (with_median, n_runs_text, interval_text, verdict, control_numbers)]
             cells = [f"{claim.says}{condition}", claim.published or "–", *ours]
             if published_size:
                 there = published_size.get(claim.id)

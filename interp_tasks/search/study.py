@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from interp_tasks.checkpoints.run_files import check_folder_kind, read_json, read_metrics
 from interp_tasks.checkpoints.run_writer import config_differences, differences
 from interp_tasks.devices import check_device
-from interp_tasks.disk import atomic_write, lock_folder, write_together
+from interp_tasks.disk import acquire_folder_lock, atomic_write, write_together
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.measurement.loaded_checkpoints import Progress
 from interp_tasks.pages import Figure, Page, Table, Text, versions
@@ -88,7 +88,7 @@ def search(
     with warnings.catch_warnings(), ExitStack() as stack:
         # Of what Optuna says about its own future.
         warnings.filterwarnings("ignore", module="optuna")
-        stack.callback(lock_folder(out).release)
+        stack.callback(acquire_folder_lock(out).release)
         atomic_write(file, json.dumps(identity, indent=1) + "\n")
         study, rows = restore_study(plan, direction, out / "trials.json")
         result = SearchResult(identity, rows, out)
@@ -232,7 +232,7 @@ def train_trial(
         return "failed", None, " ".join(str(error).split())
     try:
         train_resolved(resolved, run, device=device)
-        return "complete", value_of(read_metrics(run), key), None
+        return "complete", mean_of_last_evaluations(read_metrics(run), key), None
     except Diverged as error:
         return "pruned", None, f"diverged: {error}"
     except TaskError as error:  # what only building the model tells
@@ -258,7 +258,7 @@ def resolve_objective(plan: SearchPlan, task: Task) -> tuple[str, Direction]:
     return key, plan.direction or ("maximize" if upward else "minimize")
 
 
-def value_of(lines: Sequence[Mapping[str, Any]], key: str) -> float:
+def mean_of_last_evaluations(lines: Sequence[Mapping[str, Any]], key: str) -> float:
     """Returns the mean of a validation metric over the last evaluations of a log."""
     values = [line["validation"][key] for line in lines if "validation" in line][-LAST:]
     if not values or not all(value is not None and math.isfinite(value) for value in values):

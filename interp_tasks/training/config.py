@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
-from interp_tasks.disk import parse_value
+from interp_tasks.disk import parse_json_value
 from interp_tasks.errors import UserError
 from tasks import registry
 from tasks.settings import error_line, list_valued_fields
@@ -264,7 +264,7 @@ def parse_setting_value(text: str, *, is_list: bool = False) -> Any:
         is_list: the key holds a list: ``2, 3`` is one, ``2`` has one element, and nothing is the empty one.
     """
     try:
-        value = parse_value(text)
+        value = parse_json_value(text)
     except json.JSONDecodeError:
         value = {"none": None, "None": None, "True": True, "False": False}.get(text, text)
     if not is_list or value is None or isinstance(value, list):

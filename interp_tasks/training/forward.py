@@ -159,7 +159,7 @@ class FusedForward:
         last = self.cfg.n_layers - 1
         look_up = 2 * self.cfg.d_vocab < len(tokens)
         by_token = F.embedding(tokens, self.parameters["embed.W_E"])
-        resid = self._after("ln_embed", by_token + self.parameters["pos_embed.W_pos"][:n_pos])
+        resid = self._norm_if_post_norm("ln_embed", by_token + self.parameters["pos_embed.W_pos"][:n_pos])
         for layer in range(self.cfg.n_layers):
             rows = read if layer == last else None
             if layer == 0 and look_up:
@@ -172,20 +172,20 @@ class FusedForward:
             resid = resid + self._affine(mixed, f"{prefix}W_O", f"{prefix}b_O")
             if self.cfg.attn_only:
                 resid = resid if dropout is None else dropout(resid, layer, "resid_post", rows)
-                resid = self._after(f"blocks.{layer}.ln1", resid)
+                resid = self._norm_if_post_norm(f"blocks.{layer}.ln1", resid)
                 continue
             resid = resid if dropout is None else dropout(resid, layer, "resid_mid", rows)
-            resid = self._after(f"blocks.{layer}.ln1", resid)
+            resid = self._norm_if_post_norm(f"blocks.{layer}.ln1", resid)
             resid = resid + self._mlp(layer, resid)
             resid = resid if dropout is None else dropout(resid, layer, "resid_post", rows)
-            resid = self._after(f"blocks.{layer}.ln2", resid)
-        return self._affine(self._before("ln_final", resid), "unembed.W_U", "unembed.b_U")
+            resid = self._norm_if_post_norm(f"blocks.{layer}.ln2", resid)
+        return self._affine(self._norm_if_pre_norm("ln_final", resid), "unembed.W_U", "unembed.b_U")
 
-    def _before(self, name: str, x: Tensor) -> Tensor:
+    def _norm_if_pre_norm(self, name: str, x: Tensor) -> Tensor:
         """Returns the input of a sublayer, from the residual stream: normalised where the model is pre-norm."""
         return x if self.post_norm else self._norm(name, x)
 
-    def _after(self, name: str, x: Tensor) -> Tensor:
+    def _norm_if_post_norm(self, name: str, x: Tensor) -> Tensor:
         """Returns a sum in the residual stream, normalised where the model is post-norm."""
         return self._norm(name, x) if self.post_norm else x
 
@@ -212,7 +212,7 @@ class FusedForward:
         return F.linear(x, packed.T, bias)
 
     def _qkv(self, layer: int, resid: Tensor, rows: tuple[int, ...] | None) -> list[Tensor]:
-        x = self._before(f"blocks.{layer}.ln1", resid)
+        x = self._norm_if_pre_norm(f"blocks.{layer}.ln1", resid)
         if rows is None:
             return list(self._project(layer, "QKV", x).chunk(3, dim=-1))
         q = self._project(layer, "Q", x[:, _index(rows, x.device)])
@@ -222,7 +222,9 @@ class FusedForward:
         """Returns q, k and v of the first layer, looked up in a table of every token at every position."""
         n_pos = tokens.shape[1]
         table = self.parameters["pos_embed.W_pos"][:n_pos, None] + self.parameters["embed.W_E"]
-        table = self._before("blocks.0.ln1", self._after("ln_embed", table))  # [pos vocab d_model]
+        table = self._norm_if_pre_norm(
+            "blocks.0.ln1", self._norm_if_post_norm("ln_embed", table)
+        )  # [pos vocab d_model]
         index = tokens + self.cfg.d_vocab * torch.arange(n_pos, device=tokens.device)
         if rows is None:
             packed = F.embedding(index, self._project(0, "QKV", table).flatten(0, 1))
@@ -261,7 +263,7 @@ class FusedForward:
 
     def _mlp(self, layer: int, resid: Tensor) -> Tensor:
         prefix = f"blocks.{layer}.mlp."
-        x = self._before(f"blocks.{layer}.ln2", resid)
+        x = self._norm_if_pre_norm(f"blocks.{layer}.ln2", resid)
         hidden = ACTIVATIONS[self.cfg.act_fn](self._affine(x, f"{prefix}W_in", f"{prefix}b_in"))
         return self._affine(hidden, f"{prefix}W_out", f"{prefix}b_out")
 

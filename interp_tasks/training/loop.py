@@ -114,7 +114,7 @@ class TrainingLoop:
         try:
             for step in range(start, self.config.steps):
                 self.clock.go()
-                self.after(folder, step + 1, self.update(step))
+                self.after(folder, step + 1, self.train_step(step))
                 if stop is not None and step + 1 < self.config.steps and stop():
                     self.store_stop(folder, step + 1)
                     raise Stopped(
@@ -126,14 +126,14 @@ class TrainingLoop:
                 # What is captured holds the loop, and the loop it: nobody else would free its memory.
                 self.captured.forget()
         if start < self.config.steps:
-            folder.finish(self.clock.memory())
+            folder.record_peak_memory(self.clock.memory())
 
     def begin(self, folder: RunFolder, point: ResumePoint | None) -> int:
         """Resumes a run, or stores the start of a new one; returns the number of updates made."""
         if point is None:
             self.after(folder, 0, {})
             return 0
-        point.restore(self.model)
+        point.restore_parameters(self.model)
         self.updater.load_state(point.tensors)
         # A run that was begun without a clock has none.
         self.clock.seconds = read_clock(folder.path).get(point.step)
@@ -152,7 +152,7 @@ class TrainingLoop:
         seed = self.batch_seed(step)
         return self.task.sample(self.config.batch_size, seed=seed, split="train").to(self.device)
 
-    def update(self, step: int) -> dict[str, Any]:
+    def train_step(self, step: int) -> dict[str, Any]:
         """Takes one step, and returns what is logged of it: norms of gradients, where they are due."""
         batch = self.batch(step)
         dropout = self.dropout(step, batch.tokens.shape[1])
@@ -162,14 +162,14 @@ class TrainingLoop:
         if every and (step + 1) % every == 0:
             norms: dict[str, dict[str, float]] = {}
 
-            def watch(stage: str, gradients: Mapping[str, Tensor]) -> None:
+            def store_norms(stage: str, gradients: Mapping[str, Tensor]) -> None:
                 found = [gradient.norm() for gradient in gradients.values()]
                 norms[stage] = dict(zip(gradients, torch.stack(found).tolist() if found else (), strict=True))
 
-            self.compute(batch, dropout, watch)
+            self.update_on_batch(batch, dropout, store_norms)
             return {"gradient_norm": norms}
         if self.captured is None:
-            self.compute(batch, dropout)
+            self.update_on_batch(batch, dropout)
         else:
             self.captured(flatten_inputs(batch, dropout.masks_of(self.model, len(batch)) if dropout else {}))
         return {}
@@ -179,9 +179,11 @@ class TrainingLoop:
         batch, masks = batch_and_masks(inputs)
         # Of a step the masks are all that is read.
         dropout = self.dropout(0, batch.tokens.shape[1])
-        self.compute(batch, dropout and replace(dropout, drawn=masks))
+        self.update_on_batch(batch, dropout and replace(dropout, drawn=masks))
 
-    def compute(self, batch: Batch, dropout: Dropout | None, watch: GradientWatcher | None = None) -> None:
+    def update_on_batch(
+        self, batch: Batch, dropout: Dropout | None, watch: GradientWatcher | None = None
+    ) -> None:
         """Makes one update at the learning rate that is set, from a batch."""
         with self.autocast():
             output = self.forward(batch.tokens, dropout)

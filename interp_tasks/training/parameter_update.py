@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interp_tasks.training.config import TrainConfig
 
 RANDOM = "random/torch"
-#: What :meth:`Updater.update` calls with the stage ("raw", "filtered") and the gradients of that stage.
+#: What :meth:`Updater.apply` calls with the stage ("raw", "filtered") and the gradients of that stage.
 GradientWatcher = Callable[[str, Mapping[str, Tensor]], None]
 
 
@@ -180,7 +180,7 @@ def why_not_captured(device: str, task: Task, model: Any, config: TrainConfig, f
         f"task {task.name!r} does not declare its loss capturable": not is_capturable(task),
         "the model's own forward": forward == "hooked",
         "attention of another model": forward == "taught",
-        "hooks on parameters": any(has_unknown_hooks(parameter) for parameter in model.parameters()),
+        "hooks on parameters": any(has_uncapturable_hooks(parameter) for parameter in model.parameters()),
         "a window of gradients": config.grokfast == "ma",
         "optimizer sgd": config.optimizer == "sgd",
     }
@@ -192,7 +192,7 @@ def is_capturable(task: Task) -> bool:
     return bool(vars(type(task)).get("capturable", False))
 
 
-def has_unknown_hooks(parameter: Tensor) -> bool:
+def has_uncapturable_hooks(parameter: Tensor) -> bool:
     """Returns whether a parameter has hooks on its gradient that are not known to do the same in every update."""
     hooks = [
         *(parameter._backward_hooks or {}).values(),
@@ -285,7 +285,7 @@ def flatten_inputs(batch: Batch, masks: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def batch_and_masks(inputs: Mapping[str, Tensor]) -> tuple[Batch, dict[str, Tensor]]:
-    """Returns the batch and the masks that :func:`inputs_of` was given."""
+    """Returns the batch and the masks that :func:`flatten_inputs` was given."""
 
     def part(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): each for name, each in inputs.items() if name.startswith(prefix)}

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from interp_tasks.checkpoints.checkpoint import config_to_json
 from interp_tasks.checkpoints.refs import resolve_one
 from interp_tasks.checkpoints.run_files import check_no_run, check_run_name, read_run
-from interp_tasks.checkpoints.run_writer import RunFolder, Schedule
+from interp_tasks.checkpoints.run_writer import LearningRateSchedule, RunFolder
 from interp_tasks.devices import check_device, float32_matmul_precision
 from interp_tasks.errors import UserError
 from interp_tasks.text_formatting import size
@@ -88,7 +88,7 @@ def train(
     with reproducible(config):
         loop = TrainingLoop(task, model, config, device, observers, progress)
         info = run_info(task, config, preset, device) | loop.described()
-        schedule = Schedule(SCHEDULE, lambda train: train_config(train).learning_rate_at)
+        schedule = LearningRateSchedule(SCHEDULE, lambda train: train_config(train).learning_rate_at)
         defaults = {"train": TrainConfig().model_dump(mode="json")}
         with RunFolder.open(out, described, info, defaults=defaults, schedule=schedule) as folder:
             loop.run(folder, stop)

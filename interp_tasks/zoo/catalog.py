@@ -33,7 +33,7 @@ def catalog() -> list[dict[str, Any]]:
 def _row(name: str, runs: list[Run]) -> dict[str, Any]:
     """Returns the row of one shipped name, which may be several seeds of a run."""
     config = runs[0].config
-    curves = [run.curve(run.drop_metric) for run in runs]
+    curves = [run.validation_curve(run.drop_metric) for run in runs]
     drops = [curve.drop for curve in curves if curve.drop is not None]
     steps = [stored_steps(run.path) for run in runs]
     model = config["model"]

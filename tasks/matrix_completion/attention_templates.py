@@ -35,19 +35,19 @@ def attention_templates(n: int, m: int) -> Templates:
     def observed(batch: Batch) -> Bool[Tensor, "batch query key"]:
         return broadcast_over_queries(~batch.extras["hidden"])
 
-    def in_row(batch: Batch) -> Bool[Tensor, "batch query key"]:
+    def observed_in_row(batch: Batch) -> Bool[Tensor, "batch query key"]:
         return observed(batch) & row.to(batch.tokens.device)
 
     def only_from(queries: Bool[Tensor, "batch query"], keys: Tensor) -> Bool[Tensor, "batch query key"]:
         return queries[:, :, None] & keys.to(queries.device)
 
-    def count(batch: Batch) -> Int[Tensor, "batch pos"]:
+    def observed_count(batch: Batch) -> Int[Tensor, "batch pos"]:
         """Returns the number of observed entries in each entry's row."""
         return (~batch.extras["hidden"]).unflatten(1, (n, m)).sum(2).repeat_interleave(m, 1)
 
-    def hidden_rows(batch: Batch) -> Bool[Tensor, "batch query"]:
+    def hidden_in_mostly_hidden_row(batch: Batch) -> Bool[Tensor, "batch query"]:
         hidden: Tensor = batch.extras["hidden"]
-        return hidden & (count(batch) <= 1)
+        return hidden & (observed_count(batch) <= 1)
 
     templates: Templates = {
         "identity": itself,
@@ -55,13 +55,17 @@ def attention_templates(n: int, m: int) -> Templates:
         "column": column,
         "mask_ignore": observed,
         "hidden": lambda batch: broadcast_over_queries(batch.extras["hidden"]),
-        "row_observed": in_row,
+        "row_observed": observed_in_row,
         "column_observed": lambda batch: observed(batch) & column.to(batch.tokens.device),
-        "longest_column": lambda batch: broadcast_over_queries(longest_column(~batch.extras["hidden"], n, m)),
-        "masked_row": lambda batch: only_from(batch.extras["hidden"] & (count(batch) == 1), in_row(batch)),
-        "row_observed_elsewhere": lambda batch: only_from(count(batch) > 1, in_row(batch)),
+        "longest_column": lambda batch: broadcast_over_queries(
+            longest_column_run(~batch.extras["hidden"], n, m)
+        ),
+        "masked_row": lambda batch: only_from(
+            batch.extras["hidden"] & (observed_count(batch) == 1), observed_in_row(batch)
+        ),
+        "row_observed_elsewhere": lambda batch: only_from(observed_count(batch) > 1, observed_in_row(batch)),
         "observed_copy": lambda batch: only_from(~batch.extras["hidden"], itself),
-        "identity_in_hidden_rows": lambda batch: only_from(hidden_rows(batch), itself),
+        "identity_in_hidden_rows": lambda batch: only_from(hidden_in_mostly_hidden_row(batch), itself),
     }
     return templates | ({"input_processing": middle.expand(n * m, -1)} if n > 4 else {})
 
@@ -104,7 +108,7 @@ def broadcast_over_queries(keys: Bool[Tensor, "batch key"]) -> Bool[Tensor, "bat
     return keys[:, None, :].expand(-1, keys.shape[1], -1)
 
 
-def longest_column(observed: Bool[Tensor, "batch pos"], n: int, m: int) -> Bool[Tensor, "batch pos"]:
+def longest_column_run(observed: Bool[Tensor, "batch pos"], n: int, m: int) -> Bool[Tensor, "batch pos"]:
     """Returns the entries of the longest run of observed entries down a column, or of all such runs."""
     cells = observed.unflatten(1, (n, m))
     so_far = torch.zeros_like(cells, dtype=torch.long)

@@ -29,7 +29,7 @@ def fill_by_rank1_ratio(values: Values, hidden: Mask) -> Values:
 
 
 def has_anchor(values: Values, hidden: Mask) -> Mask:
-    """Tells which entries :func:`anchor_ratio` has an anchor for."""
+    """Tells which entries :func:`fill_by_rank1_ratio` has an anchor for."""
     usable = ((values != 0) & ~hidden).to(values.dtype)
     known = (~hidden).to(values.dtype)
     return known @ usable.mT @ known > 0

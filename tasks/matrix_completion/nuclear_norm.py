@@ -59,7 +59,7 @@ def least_nuclear_norm(
     Raises:
         TaskError: for a penalty that is not positive; for observed values that are not finite.
     """
-    observed = check_observed_values(values, hidden, penalty)
+    observed = check_and_zero_fill(values, hidden, penalty)
     chunks = [
         _solve(x, h, penalty, tolerance)
         for x, h in zip(observed.split(CHUNK), hidden.split(CHUNK), strict=True)
@@ -68,7 +68,7 @@ def least_nuclear_norm(
     return Completion(matrices, objective, bound)
 
 
-def check_observed_values(values: Tensor, hidden: Tensor, penalty: float | None) -> Tensor:
+def check_and_zero_fill(values: Tensor, hidden: Tensor, penalty: float | None) -> Tensor:
     """Returns the observed values in float64, 0 where hidden."""
     if penalty is not None and not penalty > 0:
         raise TaskError(f"penalty {penalty:g} must be above 0 (None keeps the observed entries as they are)")
@@ -105,7 +105,7 @@ def _solve(
     working = torch.arange(len(observed), device=observed.device)
     state = _SolverState.start(observed / scale, ~hidden, soft)
     for _ in range(MAX_STEPS):
-        completed, dual, gap = state.certificate(keep_observed=penalty is None)
+        completed, dual, gap = state.completion_bound_and_gap(keep_observed=penalty is None)
         # Where all observed entries are 0 the objective is 0, so the gap is absolute.
         done = gap <= tolerance * (gap + dual).clamp(min=0.1)
         matrices[working[done]], bound[working[done]] = completed[done], dual[done]
@@ -144,7 +144,7 @@ class _SolverState:
     def of(self, chosen: Tensor) -> _SolverState:
         return _SolverState(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
-    def certificate(self, keep_observed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def completion_bound_and_gap(self, keep_observed: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Returns (completion, lower bound, objective − bound), for ‖U‖_*, or for that plus the mean error over λ."""
         rows = self.observed.shape[1]
         completed = self.primal[:, :rows, rows:]
@@ -196,7 +196,7 @@ class _SolverState:
         diagonal += 1 - known + self.soft[:, None]
         # Near the solution the system may lose definiteness by rounding; the certificate is computed without it.
         diagonal *= 1 + JITTER
-        factor = _cholesky(system)
+        factor = _cholesky_or_raise(system)
         return torch.cholesky_solve(right.flatten(1)[..., None], factor).view_as(right)
 
 
@@ -210,14 +210,14 @@ def _from_off_diagonal(block: Tensor) -> Tensor:
 
 def _step_length(matrix: Tensor, move: Tensor) -> Tensor:
     """Returns the step length along ``move``, up to 1, that keeps ``matrix`` well inside the cone, ``[batch]``."""
-    factor = _cholesky(matrix)
+    factor = _cholesky_or_raise(matrix)
     half = torch.linalg.solve_triangular(factor, move, upper=False)
     scaled = torch.linalg.solve_triangular(factor, half.mT, upper=False)
     lowest = torch.linalg.eigvalsh((scaled + scaled.mT) / 2)[:, 0]
     return (TO_THE_EDGE / (-lowest).clamp(min=TO_THE_EDGE)).clamp(max=1)
 
 
-def _cholesky(matrix: Tensor) -> Tensor:
+def _cholesky_or_raise(matrix: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if failed.any():
         raise TaskError("the tolerance is smaller than rounding allows: ask for a larger one, such as 1e-5")
@@ -238,7 +238,7 @@ def solve_by_cvxpy(
     """
     import cvxpy
 
-    observed, known = check_observed_values(values, hidden, penalty).cpu(), (~hidden).double().cpu()
+    observed, known = check_and_zero_fill(values, hidden, penalty).cpu(), (~hidden).double().cpu()
     shape = observed.shape[1:]
     completion, target = cvxpy.Variable(shape), cvxpy.Parameter(shape)
     weight = cvxpy.Parameter(shape, nonneg=True)

@@ -24,11 +24,7 @@ from tasks.base import (
     Split,
     Task,
 )
-from tasks.matrix_completion.attention_templates import (
-    attention_templates,
-    longest_column,
-    parse_mask,
-)
+from tasks.matrix_completion.attention_templates import attention_templates, longest_column_run, parse_mask
 from tasks.matrix_completion.completion_methods import (
     alternating_least_squares,
     fill_by_rank1_ratio,
@@ -158,8 +154,10 @@ class MatrixCompletion(MatrixTask):
                 model.embed.W_E[MASK_ID] = 0.0
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
-        """Returns entries, rows and singular vectors; see :func:`matrix_targets`."""
-        return matrix_targets(self._grid(batch.targets), self._grid(batch.extras["hidden"]))
+        """Returns entries, rows and singular vectors; see :func:`entry_and_singular_vector_targets`."""
+        return entry_and_singular_vector_targets(
+            self._grid(batch.targets), self._grid(batch.extras["hidden"])
+        )
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
         """Returns named examples to patch from, row by row: ``negated`` is −X under the same mask.
@@ -245,7 +243,7 @@ class MatrixCompletion(MatrixTask):
         """
         rows, columns, like = self.n, self.columns, self._with_settings
 
-        def near(size: int) -> list[int]:
+        def nearby_sizes(size: int) -> list[int]:
             return [other for other in range(size - REACH, size + REACH + 1) if other >= max(self.rank, 1)]
 
         ranks = range(1, min(rows, columns) + 1)
@@ -257,8 +255,8 @@ class MatrixCompletion(MatrixTask):
                 "laplace 0.25": like(law="factors", distribution="laplace", scale=0.25),
             },
             "rank": {f"rank {rank}": like(law="factors", rank=rank) for rank in ranks},
-            "rows": {f"{n}x{columns}": like(n=n, m=columns, mask=None) for n in near(rows)},
-            "columns": {f"{rows}x{m}": like(n=rows, m=m, mask=None) for m in near(columns)},
+            "rows": {f"{n}x{columns}": like(n=n, m=columns, mask=None) for n in nearby_sizes(rows)},
+            "columns": {f"{rows}x{m}": like(n=rows, m=m, mask=None) for m in nearby_sizes(columns)},
         }
 
     def copying_inputs(self, n: int, seed: int, split: Split) -> dict[str, tuple[Batch, Batch]]:
@@ -313,7 +311,7 @@ class MatrixCompletion(MatrixTask):
     def attention_relocations(self, batch: Batch, seed: int) -> dict[str, FeatureRelocation]:
         """Returns ``longest_column``: examples whose longest run of observed entries moves to another column."""
         hidden, m = batch.extras["hidden"].cpu(), self.columns
-        longest = self._grid(longest_column(~hidden, self.n, m)).any(1)
+        longest = self._grid(longest_column_run(~hidden, self.n, m)).any(1)
         # Where one column alone has it; then the masks of this column and of another one are exchanged.
         unique = longest.sum(1) == 1
         if m < 2 or int(unique.sum()) < 2:
@@ -364,7 +362,7 @@ class MatrixCompletionSizes(MatrixCompletion):
         return values
 
     @model_validator(mode="after")
-    def _sizes_are_all_there_is(self) -> MatrixCompletionSizes:
+    def _check_sizes(self) -> MatrixCompletionSizes:
         if len(set(self.sizes)) < len(self.sizes):
             raise ValueError(f"sizes {', '.join(map(str, self.sizes))} name one twice")
         if self.n != max(self.sizes):
@@ -409,7 +407,9 @@ def _zero_mask_row(gradient: Tensor) -> Tensor:
 _zero_mask_row.capturable = True  # type: ignore[attr-defined]
 
 
-def matrix_targets(values: Float[Tensor, "batch n m"], hidden: Bool[Tensor, "batch n m"]) -> ProbeTargets:
+def entry_and_singular_vector_targets(
+    values: Float[Tensor, "batch n m"], hidden: Bool[Tensor, "batch n m"]
+) -> ProbeTargets:
     """Returns the targets of Gopalani, Lubana, Hu 2024, figure 6 and appendix K, with splits ``hidden`` and
     ``observed``.
 

@@ -144,7 +144,7 @@ class ModularTask(Task):
         """Returns classes at '=': both operands by the names of ``grid_axes``, their ``sum`` mod p, and the answers."""
         operands = batch.extras["operands"]
         classes = {axis.name: operands[:, column] for column, axis in enumerate(self.grid_axes())}
-        classes |= {"sum": operands.sum(1) % self.p, **self.answer_classes(batch)}
+        classes |= {"sum": operands.sum(1) % self.p, **self.answers_by_name(batch)}
         return ProbeTargets(
             {name: ProbeTarget(values, "classification") for name, values in classes.items()},
             positions=self.read_positions,
@@ -172,7 +172,7 @@ class ModularTask(Task):
         table[tuple(self._operands.T)] = torch.arange(self.n_inputs)
         return table[tuple(operands.T)]
 
-    def answer_classes(self, batch: Batch) -> dict[str, Tensor]:
+    def answers_by_name(self, batch: Batch) -> dict[str, Tensor]:
         """Returns the answers of a batch by name, ``[batch]`` each, where they are not the sum."""
         return {}
 

@@ -94,7 +94,7 @@ class ModularMultiplication(OneModulus):
     def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, " inputs"]:
         return operands.prod(-1) % self.p
 
-    def answer_classes(self, batch: Batch) -> dict[str, Tensor]:
+    def answers_by_name(self, batch: Batch) -> dict[str, Tensor]:
         return {"product": batch.targets}
 
     def grid_axes(self) -> tuple[GridAxis, ...]:

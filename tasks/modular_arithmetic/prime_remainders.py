@@ -89,16 +89,13 @@ class Miiii(ModularTask):
 
     def answers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, "inputs tasks"]:
         """Returns n mod q for every prime, whatever the variant: only the table of a shuffled task is shuffled."""
-        return self._numbers(operands)[:, None] % torch.tensor(self.moduli)
+        return self.numbers(operands)[:, None] % torch.tensor(self.moduli)
 
-    def answer_classes(self, batch: Batch) -> dict[str, Tensor]:
+    def answers_by_name(self, batch: Batch) -> dict[str, Tensor]:
         return {f"mod_{q}": batch.targets[:, column] for column, q in enumerate(self.moduli)}
 
-    def numbers(self, batch: Batch) -> Int[Tensor, " batch"]:
+    def numbers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, " inputs"]:
         """Returns n of every input, the number whose remainders are the answers."""
-        return self._numbers(batch.extras["operands"])
-
-    def _numbers(self, operands: Int[Tensor, "inputs 2"]) -> Int[Tensor, " inputs"]:
         low, high = (operands if self.digits == "low-first" else operands.flip(-1)).unbind(-1)
         return low + high * self.p
 

@@ -8,7 +8,7 @@ import pytest
 
 from interp_tasks.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from interp_tasks.checkpoints.run_files import METRICS_FILE, parse_json, read_metrics, with_own_sha256
-from interp_tasks.disk import check_file, lock_folder, read_toml
+from interp_tasks.disk import acquire_folder_lock, check_file, read_toml
 from interp_tasks.errors import UserError
 from tasks import get
 
@@ -18,7 +18,7 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "mine")
     with pytest.raises(UserError, match=r"\.lock is a link or no regular file"):
-        lock_folder(tmp_path / "run")
+        acquire_folder_lock(tmp_path / "run")
     assert (tmp_path / "mine").read_text() == "precious"
 
 

@@ -79,10 +79,10 @@ def grid(
     if dry_run:
         show_plan(rows, format, is_timed=rate is not None)
     else:
-        show_done(done, format, common.quiet)
+        write_and_show_grid(done, format, common.quiet)
 
 
-def show_done(done: GridRun, format: str, quiet: bool) -> None:
+def write_and_show_grid(done: GridRun, format: str, quiet: bool) -> None:
     """Writes and prints what a grid has found, and says what failed."""
     from interp_tasks.grids.run import result_of
 

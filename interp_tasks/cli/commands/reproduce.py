@@ -117,7 +117,7 @@ def show(reproduction: Reproduction, format: str) -> None:
 
 def print_claims(reproduction: Reproduction) -> None:
     """Prints a line for each claim and condition, by experiment of the paper; then what is missing."""
-    from interp_tasks.reproduction.verdict_text import summary_of
+    from interp_tasks.reproduction.verdict_text import claim_count_and_correction
 
     out = console()
     every: list[Any] = reproduction.frame.to_dict("records")
@@ -132,8 +132,8 @@ def print_claims(reproduction: Reproduction) -> None:
             of_claim = [each for each in outcomes if each["claim"] == name]
             # What has not been trained stands below, once.
             run = [each for each in of_claim if each["verdict"] != "not run"]
-            out.print(fixed_width_table(claim_lines(run or of_claim), out.width))
-    say(f"\n{summary_of(every)}")
+            out.print(fixed_width_table(claim_table_rows(run or of_claim), out.width))
+    say(f"\n{claim_count_and_correction(every)}")
     say("*: a headline. –: none, or none that is one number. The page says why.")
     if reproduction.missing:
         hours = sum(each.hours for each in reproduction.missing)
@@ -144,7 +144,7 @@ def print_claims(reproduction: Reproduction) -> None:
         say(f"{each.hours:g} h: {each.command(reproduction.folder)}", "dim")
 
 
-def claim_lines(rows: Sequence[Any]) -> list[tuple[str, ...]]:
+def claim_table_rows(rows: Sequence[Any]) -> list[tuple[str, ...]]:
     """Returns a claim's line; for several conditions, its name and a line for each below."""
     from interp_tasks.reproduction.verdict_text import n_runs_text, our_number, published_number
 

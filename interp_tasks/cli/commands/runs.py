@@ -29,7 +29,7 @@ def checkpoints(ckpt: RUNS, common: CommonOptions, format: FORMAT = "table") -> 
     for run in ckpt:
         check_not_checkpoint(run)
     found = [each for run in ckpt for each in resolve(f"{run}@all")]
-    marks = {each.run_name: marks_of(each) for each in {each.run_name: each for each in found}.values()}
+    marks = {each.run_name: marks_of_run(each) for each in {each.run_name: each for each in found}.values()}
     rows = [
         {
             "run": each.run_name,
@@ -60,7 +60,7 @@ def checkpoints(ckpt: RUNS, common: CommonOptions, format: FORMAT = "table") -> 
         print_rows(listed, "table", ["checkpoint", "marks", *names], [str(name), str(of_run[0]["task"])])
 
 
-def marks_of(checkpoint: ResolvedCheckpoint) -> dict[str, int]:
+def marks_of_run(checkpoint: ResolvedCheckpoint) -> dict[str, int]:
     """Returns the marks of a checkpoint's run, none where it shows no drop."""
     try:
         return find_marks(checkpoint.run_path or checkpoint.path, needed=())

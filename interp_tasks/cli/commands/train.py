@@ -64,10 +64,10 @@ def train_one(
     from importlib.metadata import version
 
     from interp_tasks.checkpoints import read_metrics
-    from interp_tasks.checkpoints.run_writer import newest_resume_point
+    from interp_tasks.checkpoints.run_writer import newest_resume_point_and_fault
     from interp_tasks.training.trainer import train_resolved
 
-    before, _ = newest_resume_point(out)
+    before, _ = newest_resume_point_and_fault(out)
     versions = {} if before is None else read_run(out).get("versions") or {}
     began, now = versions.get("torch"), version("torch")
     with progress_line(recipe.quiet) as progress:
@@ -137,13 +137,13 @@ def search(
     with progress_line(recipe.quiet) as progress:
         result = search(plan, out=folder, progress=progress, **work)
     if format == "table":
-        print_found(result)
+        print_best_trials(result)
     else:
         write_data(result.to_json() if format == "json" else result.frame.to_csv(index=False))
     note(f"wrote {folder / 'search.html'}, trials.csv, trials.json", recipe.quiet)
 
 
-def print_found(result: SearchResult) -> None:
+def print_best_trials(result: SearchResult) -> None:
     """Prints the best trials, and why others have no value."""
     objective = result.identity["objective"]
     say(f"{result.summary()}; {objective['direction']} {objective['metric']}", "bold")

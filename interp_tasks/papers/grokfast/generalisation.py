@@ -26,7 +26,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import finite_or_nan
 from interp_tasks.measurement.option_parsing import check_level
 from interp_tasks.measurement.result import Result, Row, experiment, or_empty, tidy
-from interp_tasks.measurement.run_logs import Run, pooled_over_seeds, read_runs, title_and_prefix
+from interp_tasks.measurement.run_logs import Run, median_rows_over_seeds, read_runs, title_and_prefix
 from interp_tasks.pages import Column, Figure, number
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL_OPTI
     check_level(level)
     logged_runs = read_runs(runs)
     rows = [row for run in logged_runs for row in generalisation_rows(run, level)]
-    several = pooled_over_seeds(
+    several = median_rows_over_seeds(
         logged_runs,
         rows,
         lambda metric: metric.startswith("reached"),
@@ -88,7 +88,7 @@ def generalisation_rows(run: Run, level: float) -> list[Row]:
     firsts: dict[str, dict[str, float]] = {"train": {}, "validation": {}}
     for split, first_of in firsts.items():
         for name in accuracy_names(run, split):
-            steps, values = run.points(name, split)
+            steps, values = run.finite_lists(name, split)
             # Step 0 has no batch that was trained on.
             if split == "train" and steps[:1] == [0]:
                 steps, values = steps[1:], values[1:]
@@ -133,7 +133,7 @@ def correlate_accuracy_with_loss(run: Run, name: str) -> float:
     import pandas
 
     curves = [
-        pandas.Series(dict(zip(*run.points(each), strict=True)), dtype=float)
+        pandas.Series(dict(zip(*run.finite_lists(each), strict=True)), dtype=float)
         for each in (name, f"loss{name.removeprefix(ACCURACY)}")
     ]
     both = pandas.concat(curves, axis=1, join="inner").sort_index()

@@ -29,7 +29,7 @@ ALIGNMENT = "alignment with the final embeddings"
 PERMUTATIONS = 999
 
 
-def principal_components(points: Array) -> tuple[Array, Array]:
+def pca(points: Array) -> tuple[Array, Array]:
     """Returns the directions ``[component d]`` of two principal components of points ``[point d]``, largest first, and
     the centred points on them, ``[point component]``; their signs are arbitrary.
     """
@@ -37,7 +37,7 @@ def principal_components(points: Array) -> tuple[Array, Array]:
     return right[:2], (left * sizes)[:, :2]
 
 
-def separability(scores: Array, positive: NDArray[np.bool_], weights: Array) -> Array:
+def area_under_roc(scores: Array, positive: NDArray[np.bool_], weights: Array) -> Array:
     """Measures how well scores tell two classes apart, by the area under the ROC curve.
 
     Whichever end of the scores fits better is taken for the positive class's.
@@ -129,7 +129,7 @@ def cluster_labels(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
 
 def alignment(points: Array, last: Array, weights: Array) -> Array:
     """Returns how far embeddings ``[point d]`` lie as the last ones, on the last ones' two principal components."""
-    directions, _ = principal_components(last)
+    directions, _ = pca(last)
     return correlation(points @ directions.T, last @ directions.T, weights)
 
 
@@ -142,7 +142,7 @@ def token_metrics(
         values: ``[point]``, which the embeddings ``points [point d]`` stand for.
         last: those of the run's last checkpoint.
     """
-    weights, (_, scores) = point_weights(len(values), seed), principal_components(points)
+    weights, (_, scores) = (point_weights(len(values), seed), pca(points))
     quantities = {}
     at = {value: index for index, value in enumerate(values.tolist())}
     pairs = [(index, at[-value]) for value, index in at.items() if value > 0 and -value in at]
@@ -153,7 +153,7 @@ def token_metrics(
         quantities["norm asymmetry"] = ("v against -v", gap)
         quantities["norm symmetry"] = ("v against -v", correlation(up, down, resampled_pairs))
         signed = values != 0
-        sides = [separability(scores[signed, k], values[signed] > 0, weights[:, signed]) for k in (0, 1)]
+        sides = [area_under_roc(scores[signed, k], values[signed] > 0, weights[:, signed]) for k in (0, 1)]
         best = int(sides[1][0] > sides[0][0])
         quantities["sign separability"] = (f"component {best + 1}", sides[best])
         along = correlation(rankdata(np.abs(values)), rankdata(scores[:, 1 - best]), weights)
@@ -178,8 +178,8 @@ def token_rows(
     """Yields rows of the token embeddings, beside those of an untrained model."""
 
     def measured(of: Embeddings) -> dict[str, tuple[str, Array]]:
-        last = None if end is None else end.rows(values)
-        return token_metrics(np.array(list(values.values())), of.rows(values), last, seed)
+        last = None if end is None else end.rows_of_tokens(values)
+        return token_metrics(np.array(list(values.values())), of.rows_of_tokens(values), last, seed)
 
     baseline = {} if other is None else measured(other)
     for metric, (about, value) in measured(tables).items():
@@ -213,9 +213,9 @@ def position_rows(
 
 def token_points(values: Mapping[int, float], tables: Embeddings) -> pandas.DataFrame:
     """Returns the table of the figures of tokens."""
-    points = tables.rows(values)
+    points = tables.rows_of_tokens(values)
     named = {"value": list(values.values()), "norm": np.linalg.norm(points, axis=1)}
-    first, second = principal_components(points)[1].T
+    first, second = pca(points)[1].T
     return pandas.DataFrame(named | {"component 1": first, "component 2": second})
 
 

@@ -103,10 +103,10 @@ def baseline(
         return methods_alone(methods, drawn, examples)
 
     def chosen_of(task: Any) -> tuple[list[str], dict[str, Task]]:
-        known, groups = require_declaration(task, "baselines"), require_declaration(task, "variations")
-        varied = groups[chosen(groups, [SHARES], "variations", task)[0]]
-        using = chosen(known, methods or [*known][:1], "--method", task)
-        return using, {name: varied[name] for name in chosen(varied, variants, "--variant", task)}
+        known, groups = (require_declaration(task, "baselines"), require_declaration(task, "variations"))
+        varied = groups[chosen_names(groups, [SHARES], "variations", task)[0]]
+        using = chosen_names(known, methods or [*known][:1], "--method", task)
+        return using, {name: varied[name] for name in chosen_names(varied, variants, "--variant", task)}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         using, tasks = chosen_of(subject.task)
@@ -130,9 +130,9 @@ def methods_alone(methods: Sequence[str], drawn: SampleSettings, examples: Examp
     if task is None:
         raise UserError("without a checkpoint say of which task: --task NAME, such as matrix-completion")
     rows: list[Row] = []
-    for name in chosen(require_declaration(task, "baselines"), methods, "--method", task):
+    for name in chosen_names(require_declaration(task, "baselines"), methods, "--method", task):
         metrics = metrics_of(drawn, task, run_method(drawn, task, name))
-        truth = beside_truth(drawn, task, metrics)
+        truth = rows_against_truth(drawn, task, metrics)
         judged = {row["metric"] for row in truth}
         rest = {name: values for name, values in metrics.items() if name not in judged}
         of_method = [*bootstrap_rows(rest, None, drawn.seed), *truth]
@@ -180,7 +180,7 @@ def ood(
         rows: list[Row] = []
         # Every group has the task of training among its own.
         measured: dict[Any, list[Row]] = {}
-        for group in chosen(groups, as_list(vary), "--vary", task):
+        for group in chosen_names(groups, as_list(vary), "--vary", task):
             for name, other in groups[group].items():
                 about = {"variant": name, "site": group}
                 batch, new = batch_of(drawn, other), max(0, other.sequence_length - task.sequence_length)
@@ -235,7 +235,7 @@ def algorithm(
         batch = subject.batch.to("cpu")
         truth, by_name = batch.targets.double(), require_declaration(task, "methods")
         groups = require_declaration(task, "entry_groups", batch=batch)
-        using = chosen(by_name, methods, "--method", task)
+        using = chosen_names(by_name, methods, "--method", task)
         for name in using:
             if (task, name) not in known:
                 known[task, name] = by_name[name](batch).squeeze(-1).double()
@@ -243,9 +243,9 @@ def algorithm(
         output = forward(subject.model, subject.tokens).squeeze(-1).double()
         return [
             {**row, "variant": name, "intervention": kind}
-            for kind in chosen(groups, entries, "--entries", task)
+            for kind in chosen_names(groups, entries, "--entries", task)
             for name, other in others.items()
-            for row in agreement(output, other, truth, groups[kind], subject.seed)
+            for row in agreement_rows(output, other, truth, groups[kind], subject.seed)
         ]
 
     config = {"methods": methods, "entries": entries}
@@ -275,7 +275,7 @@ def require_declaration(task: Task, noun: str, **given: Any) -> Mapping[str, Any
     return values
 
 
-def chosen(known: Mapping[str, Any], names: Sequence[str], option: str, task: Task) -> list[str]:
+def chosen_names(known: Mapping[str, Any], names: Sequence[str], option: str, task: Task) -> list[str]:
     """Returns the chosen names, each known to the task; all that it knows where none is chosen."""
     for name in names:
         if name not in known:
@@ -339,10 +339,10 @@ def compared(drawn: SampleSettings, task: Task, output: Tensor, methods: Sequenc
         for name in methods
         for row in bootstrap_rows(metrics, metrics_of(drawn, task, run_method(drawn, task, name)), drawn.seed)
     ]
-    return rows + beside_truth(drawn, task, metrics)
+    return rows + rows_against_truth(drawn, task, metrics)
 
 
-def beside_truth(drawn: SampleSettings, task: Any, metrics: Mapping[str, Any]) -> list[Row]:
+def rows_against_truth(drawn: SampleSettings, task: Any, metrics: Mapping[str, Any]) -> list[Row]:
     """Returns the properties of an output beside those of the right answers; none where the task names none."""
     targets = batch_of(drawn, task).targets[..., None]
     right = task.properties(targets) if hasattr(task, "properties") else {}
@@ -353,7 +353,7 @@ def beside_truth(drawn: SampleSettings, task: Any, metrics: Mapping[str, Any]) -
 # ---- agreement, entry by entry
 
 
-def agreement(output: Tensor, other: Tensor, truth: Tensor, mask: Tensor, seed: int) -> list[Row]:
+def agreement_rows(output: Tensor, other: Tensor, truth: Tensor, mask: Tensor, seed: int) -> list[Row]:
     """Returns the rows of one method and kind of entries; all tensors are [batch pos]."""
 
     def squares(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,7 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     check_has_task("order", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = group_by_run(found)
-    plateaus = {run: plateau_step(run, named) for run, named in runs.items()}
+    plateaus = {run: step_nearest_to_pre(run, named) for run, named in runs.items()}
     # Of a mixture each part by itself.
     curves: dict[tuple[str, str], Curves] = {}
     ends: dict[str, Embeddings] = {}
@@ -99,7 +99,7 @@ def group_by_run(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[Resolved
     return runs
 
 
-def plateau_step(run: str, named: Sequence[ResolvedCheckpoint]) -> int:
+def step_nearest_to_pre(run: str, named: Sequence[ResolvedCheckpoint]) -> int:
     """Returns the chosen step that is nearest to the run's ``@pre``."""
     from interp_tasks.checkpoints.refs import find_marks
 
@@ -133,7 +133,9 @@ def measure_quantities(subject: LoadedCheckpoint, last: Embeddings) -> dict[str,
     axes = embedding_geometry.grid_sizes(task)
     if len(tokens) >= 4:
         weights = point_weights(len(tokens), subject.seed)
-        aligned = embedding_geometry.alignment(tables.rows(tokens), last.rows(tokens), weights)
+        aligned = embedding_geometry.alignment(
+            tables.rows_of_tokens(tokens), last.rows_of_tokens(tokens), weights
+        )
         values["embedding alignment"] = "embeddings", aligned
     if axes and tables.positions is not None:
         apart = embedding_geometry.distances(tables.positions[: math.prod(axes.values())])
@@ -165,7 +167,7 @@ def step_rows(curves: Curves, plateau: int, drop: str) -> Iterator[Row]:
     """Yields the step at which each quantity has reached a share of its total change, beside the drop metric's."""
     import numpy as np
 
-    from interp_tasks.measurement.level_crossing_steps import crossing
+    from interp_tasks.measurement.level_crossing_steps import lasting_crossing_steps
 
     of_drop: dict[float, Array] = {}
     for name in sorted(curves, key=lambda name: name != drop):
@@ -174,7 +176,9 @@ def step_rows(curves: Curves, plateau: int, drop: str) -> Iterator[Row]:
         first = at.index(plateau)
         # A quantity that was past a share on the plateau already has no step after it.
         for share in SHARES:
-            crossings = crossing(at[first:], curve[:, first:], share, curve[:, first], curve[:, -1])
+            crossings = lasting_crossing_steps(
+                at[first:], curve[:, first:], share, curve[:, first], curve[:, -1]
+            )
             of = of_drop.setdefault(share, crossings)
             gap = percentile_interval((crossings[: len(of)] - of[: len(crossings)])[1:])
             compared = () if name == drop else (of[0], gap)

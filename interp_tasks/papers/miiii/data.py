@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from circuits.figures.layout import draw
 from circuits.figures.panels import heat
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import grid_of
+from interp_tasks.measurement.activations import fourier_grid_of_inputs
 from interp_tasks.measurement.result import COLUMNS, Result, Row, experiment, merge_rows, or_empty, tidy
 from interp_tasks.pages import Column, Figure, number
 from interp_tasks.papers.grid_inputs import GridInputs
@@ -52,7 +52,7 @@ def data(task: str | Task, config: Mapping[str, Any] | None = None) -> Result:
     answers = answers or targets or {"answer": batch.targets}
     shared = {"experiment": "data", "ref": chosen.name, "split": "grid", "n": len(batch), "n_runs": 0}
     frame = tidy(chance_rows(answers), engine="exact", run="", **shared)
-    grid = grid_of(axes, batch.tokens)
+    grid = fourier_grid_of_inputs(axes, batch.tokens)
     drawn = {name: grid.arrange(each, 0).numpy() for name, each in answers.items()}
     note = "Every input of the task. chance: of guessing evenly among the classes that occur."
     settings = {"task": chosen.name, **chosen.model_dump(mode="json")}

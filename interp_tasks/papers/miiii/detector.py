@@ -51,7 +51,7 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         shared = {"intervention": "none", "engine": "naive"}
-        return [{**row, "split": row["variant"], **shared} for row in detector_rows(subject)]
+        return [{**row, "split": row["variant"], **shared} for row in prime_detection_rows(subject)]
 
     result = measure("detector", refs, options, measure_checkpoint, config={}, check=check)
     notes = (
@@ -62,7 +62,7 @@ def detector(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     return replace(result, notes=notes)
 
 
-def detector_rows(subject: LoadedCheckpoint) -> Iterator[Row]:
+def prime_detection_rows(subject: LoadedCheckpoint) -> Iterator[Row]:
     """Yields the rows of one checkpoint: of all inputs together, and of each split."""
     import numpy as np
     import torch
@@ -75,7 +75,7 @@ def detector_rows(subject: LoadedCheckpoint) -> Iterator[Row]:
         batch = task.sample(None, split=split).to(subject.tokens.device)
         with torch.no_grad():
             read = [task.read(subject.model(tokens))[:, 0] for tokens in batch.tokens.split(2048)]
-        output, n = torch.cat(read), task.numbers(batch).cpu().numpy()
+        output, n = torch.cat(read), task.numbers(batch.extras["operands"]).cpu().numpy()
         if (batch.targets.cpu().numpy().reshape(len(n), -1) != n[:, None] % moduli).any():
             raise UserError(
                 f"{subject.labels['ref']}: the answers of this task are not the remainders of its numbers"
@@ -84,11 +84,13 @@ def detector_rows(subject: LoadedCheckpoint) -> Iterator[Row]:
         parts[split] = n, predictions.cpu().numpy()
     everything = tuple(map(np.concatenate, zip(*parts.values(), strict=True)))
     for name, (counted, given) in {"all": everything, **parts}.items():
-        for row in scores(counted, given, moduli, subject.seed):
+        for row in precision_recall_rows(counted, given, moduli, subject.seed):
             yield {**row, "variant": name, "n": len(counted)}
 
 
-def scores(n: NDArray[Any], predictions: NDArray[Any], moduli: NDArray[Any], seed: int) -> Iterator[Row]:
+def precision_recall_rows(
+    n: NDArray[Any], predictions: NDArray[Any], moduli: NDArray[Any], seed: int
+) -> Iterator[Row]:
     """Yields rows about numbers ``[number]`` and the remainders that a model gives them, ``[number modulus]``."""
     import numpy as np
 

@@ -94,7 +94,7 @@ def norm_rows(run: Run, stage: str, norms: pandas.DataFrame) -> Iterator[Row]:
     # A gradient is of the batch of its step; without a size that is the whole split.
     batch = run.config.get("train", {}).get("batch_size")
     shared = {**run.labels(), "experiment": "gradients", "intervention": stage, "split": "train", "n": batch}
-    steps = {str(name): step_below_half(values) for name, values in norms.items() if values.max()}
+    steps = {str(name): lasting_step_below_half(values) for name, values in norms.items() if values.max()}
     ranks = dict(zip(steps, rankdata(list(steps.values())).tolist(), strict=True)) if steps else {}
     for name, values in norms.items():
         yield {**shared, "variant": name, "metric": "largest norm", "value": float(values.max())}
@@ -110,7 +110,7 @@ def norm_rows(run: Run, stage: str, norms: pandas.DataFrame) -> Iterator[Row]:
         yield {**shared, "variant": "attention", "metric": f"median {RANK}", **medians}
 
 
-def step_below_half(values: pandas.Series) -> float:
+def lasting_step_below_half(values: pandas.Series) -> float:
     """Returns the first logged step from which all are below half of the largest; infinite if the last is not."""
     above = (~(values < values.max() / 2)).to_numpy().nonzero()[0]
     return float(values.index[above[-1] + 1]) if above[-1] + 1 < len(values) else math.inf

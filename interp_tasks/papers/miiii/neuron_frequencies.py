@@ -62,7 +62,7 @@ class LayerFrequencies:
         return self.clusters.best >= 0
 
     @property
-    def active_each(self) -> float:
+    def mean_active(self) -> float:
         """Returns the mean number of active frequencies of the features that vary; 0 where none does."""
         counts = self.active[self.varying]
         return float(counts.double().mean()) if len(counts) else 0.0
@@ -121,7 +121,7 @@ def count_pairs_for_half(share: Tensor) -> Tensor:
 # ---- the published count of active frequencies
 
 
-def amplitudes(arranged: Tensor) -> NDArray[np.float64]:
+def published_amplitudes(arranged: Tensor) -> NDArray[np.float64]:
     """Returns amplitudes [frequency feature] of activations [p p feature]: the mean over the first axis of |rfft2|,
     without row and column 0.
 

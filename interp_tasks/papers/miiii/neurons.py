@@ -15,7 +15,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, get_run_name
 from interp_tasks.measurement.option_parsing import THRESHOLD, check_choice, check_draws
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
-from interp_tasks.measurement.run_logs import logged_drop
+from interp_tasks.measurement.run_logs import find_drop_or_none
 from interp_tasks.pages import Figure
 from interp_tasks.papers.grid_inputs import GridInputs
 
@@ -81,14 +81,14 @@ def make_images(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[t
         yield f"{features.names[at]} of {features.site}.{features.layer}", image
 
 
-class Counts(NamedTuple):
+class CheckpointAmplitudes(NamedTuple):
     """What the published counts of a run are made of, of one of its checkpoints."""
 
     ref: str
     step: int
     shared: Row
     amplitudes: np.ndarray
-    active_each: float
+    mean_active: float
 
 
 @experiment(says={"site": None})
@@ -110,16 +110,16 @@ def neurons(
         refs: one or several REFs.
         neurons: whose images and rows are wanted; at ``"pattern"`` all are.
         site: ``"mlp_post"``, in every layer; ``"pattern"``: each head's attention from where the task reads to a digit.
-        draws: relabellings of the digits behind ``active frequencies``; see ``features.active``.
+        draws: relabellings of the digits behind ``active frequencies``; see :func:`neuron_frequencies.count_active`.
         options: seed, task, task_config, device, progress: see :class:`Options`; samples and split play no part.
     """
-    from interp_tasks.papers.miiii.neuron_frequencies import amplitudes, frequencies_by_layer
+    from interp_tasks.papers.miiii.neuron_frequencies import frequencies_by_layer, published_amplitudes
 
     check_choice("--site", site, SITES)
     check_draws(draws)
     chosen = parse_neurons(neurons)
     images: dict[str, dict[str, FeatureImage]] = {}
-    history: dict[tuple[str, int], list[Counts]] = {}
+    history: dict[tuple[str, int], list[CheckpointAmplitudes]] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         rows, ref = [], str(subject.labels["ref"])
@@ -127,11 +127,13 @@ def neurons(
             wanted = range(len(features.names)) if site == "pattern" else chosen
             shared = {"site": site, "layer": features.layer, "position": features.position, "split": "grid"}
             shared |= {"intervention": f"{site}.{features.layer}", "n": features.grid.cells}
-            rows += [{**shared, **row} for row in feature_rows(features, wanted)]
+            rows += [{**shared, **row} for row in feature_and_cluster_rows(features, wanted)]
             images.setdefault(ref, {}).update(make_images(features, wanted))
             if site != "pattern" and subject.stored.run_name is not None:
-                strengths = amplitudes(features.grid.arrange(features.values))
-                moment = Counts(ref, subject.stored.step, shared, strengths, features.active_each)
+                strengths = published_amplitudes(features.grid.arrange(features.values))
+                moment = CheckpointAmplitudes(
+                    ref, subject.stored.step, shared, strengths, features.mean_active
+                )
                 history.setdefault((get_run_name(subject), features.layer), []).append(moment)
         return rows
 
@@ -149,7 +151,7 @@ def neurons(
     return replace(result, notes=NOTES, data={"images": images})
 
 
-def feature_rows(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[Row]:
+def feature_and_cluster_rows(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[Row]:
     """Yields rows of the chosen features; of heads their preferences, of neurons those of clusters and of all."""
     import torch
 
@@ -184,21 +186,23 @@ def feature_rows(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[
         medians = (torch.nanmedian(each) for each in (features.pairs, features.pairs_relabelled))
         yield {"variant": ALL, **row(PAIRS, *medians)}
         yield {"variant": ALL, **row(ACTIVE, features.active_together)}
-        yield {"variant": ALL, **row(ACTIVE_EACH, features.active_each)}
+        yield {"variant": ALL, **row(ACTIVE_EACH, features.mean_active)}
 
 
 def rows_over_time(
-    history: Mapping[tuple[str, int], Sequence[Counts]], wanted: Sequence[int]
+    history: Mapping[tuple[str, int], Sequence[CheckpointAmplitudes]], wanted: Sequence[int]
 ) -> dict[str, list[Row]]:
     """Returns by REF what needs all checkpoints of a run, three at least."""
     rows: dict[str, list[Row]] = {}
     for (run, _), moments in history.items():
-        for ref, row in peak_rows(run, moments, wanted) if len(moments) >= MIN_CHECKPOINTS else ():
+        for ref, row in count_and_peak_rows(run, moments, wanted) if len(moments) >= MIN_CHECKPOINTS else ():
             rows.setdefault(ref, []).append(row)
     return rows
 
 
-def peak_rows(run: str, moments: Sequence[Counts], wanted: Sequence[int]) -> Iterator[tuple[str, Row]]:
+def count_and_peak_rows(
+    run: str, moments: Sequence[CheckpointAmplitudes], wanted: Sequence[int]
+) -> Iterator[tuple[str, Row]]:
     """Yields REFs and rows: the published counts at every checkpoint; where they and the other counts peak."""
     import numpy as np
 
@@ -207,8 +211,8 @@ def peak_rows(run: str, moments: Sequence[Counts], wanted: Sequence[int]) -> Ite
     moments = sorted(moments, key=lambda moment: moment.step)
     over_time = np.stack([moment.amplitudes for moment in moments])
     varying = (over_time[:, 1:] > 0).any((0, 1))
-    drop = logged_drop(Path(run))
-    series = {(ALL, ACTIVE_EACH): np.array([moment.active_each for moment in moments])}
+    drop = find_drop_or_none(Path(run))
+    series = {(ALL, ACTIVE_EACH): np.array([moment.mean_active for moment in moments])}
     for kind, counts in (
         ("1 sd", published_active_counts(over_time, 1)),
         ("2 sd", published_active_counts(over_time, 2)),

@@ -99,7 +99,7 @@ def read_generalisations(run: Run, level: float) -> list[Generalisation]:
         raise UserError(
             f"{run.name} logs no accuracy_q of primes q below a base p: prime-order is of the task miiii"
         )
-    steps = {q: reached_steps(*run.points(name), level)[0] for q, name in sorted(primes.items())}
+    steps = {q: reached_steps(*run.finite_lists(name), level)[0] for q, name in sorted(primes.items())}
     return [Generalisation(run.name, p, q, step) for q, step in steps.items()]
 
 
@@ -107,7 +107,7 @@ def stratified_correlation(x: Array, y: Array, strata: Any, seed: int) -> tuple[
     """Returns the rank correlation within strata and its two-sided p-value; NaN where nothing varies."""
     import numpy as np
 
-    one, other = ranked(x, strata), ranked(y, strata)
+    one, other = centred_ranks(x, strata), centred_ranks(y, strata)
     size = math.sqrt((one**2).sum() * (other**2).sum())
     if size < 1e-12:
         return math.nan, math.nan
@@ -123,7 +123,7 @@ def stratified_correlation(x: Array, y: Array, strata: Any, seed: int) -> tuple[
     return observed, (1 + hits) / (1 + PERMUTATIONS)
 
 
-def ranked(values: Array, strata: Any) -> Array:
+def centred_ranks(values: Array, strata: Any) -> Array:
     """Ranks within each stratum, equal values sharing theirs, less the stratum's mean."""
     import numpy as np
     import pandas

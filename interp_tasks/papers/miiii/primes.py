@@ -76,7 +76,7 @@ def primes(
         inputs, last = GridInputs.of(subject.task, "primes"), None
         rows = list(embedding_rows(subject, inputs, draws))
         for tensor in record_tensors(subject, inputs):
-            new_rows, best = answer_share_rows(subject, inputs, tensor, draws)
+            new_rows, best = share_rows_and_best_features(subject, inputs, tensor, draws)
             rows += new_rows
             if tensor.site == "mlp_post" and best:
                 last = tensor, best
@@ -106,7 +106,7 @@ class TensorValues(NamedTuple):
     values: Tensor
 
     @property
-    def centred_squares(self) -> Tensor:
+    def squares_by_feature(self) -> Tensor:
         """Returns the sum over examples of each feature's squared distance from its mean."""
         values = self.values.double()
         total: Tensor = (values - values.mean(0)).square().sum(0)
@@ -160,7 +160,7 @@ def embedding_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) ->
         for one, q in moduli.items():
             shares = variance.total(weight, torch.stack([order % q for order in orders])).numpy()
             yield row_of(tensor, one, DIGIT, SHARE, float(shares[0]), shares[1:])
-        degrees, weights = sum(q - 1 for q in moduli.values()), tensor.centred_squares
+        degrees, weights = sum(q - 1 for q in moduli.values()), tensor.squares_by_feature
         # Answers whose functions span the whole space explain everything.
         if not moduli or degrees >= len(weight) - 1 or weights.sum() == 0:
             continue
@@ -173,7 +173,7 @@ def embedding_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) ->
         yield row_of(tensor, TOGETHER, DIGIT, "share less chance", adjusted)
 
 
-def answer_share_rows(
+def share_rows_and_best_features(
     subject: LoadedCheckpoint, inputs: GridInputs, tensor: TensorValues, draws: int
 ) -> tuple[list[Row], dict[str, Tensor]]:
     """Returns one tensor's rows over all inputs, and the features that serve each answer most, bool ``[feature]``.
@@ -186,7 +186,7 @@ def answer_share_rows(
     from circuits import variance
 
     orders = [shuffled_coordinates(inputs, subject.seed + draw) for draw in range(draws)]
-    weights = tensor.centred_squares
+    weights = tensor.squares_by_feature
     rows: list[Row] = []
     if weights.sum() == 0:
         return rows, {}
@@ -229,15 +229,15 @@ def sharing_rows(tensor: TensorValues, strength: Array, served: Array, seed: int
         orders = draws.permuted(np.tile(np.arange(served.shape[1]), (len(served), 1)), axis=1)
         mixed = np.take_along_axis(served, orders, 1)
         several.append(float((mixed.sum(0) > 1).sum()))
-        spread.append(strength_spread(np.take_along_axis(strength, orders, 1), mixed))
+        spread.append(effective_answers_per_neuron(np.take_along_axis(strength, orders, 1), mixed))
     yield row_of(tensor, TOGETHER, NEURONS, SERVING, float(served.any(0).sum()))
     more = float((served.sum(0) > 1).sum())
     yield row_of(tensor, TOGETHER, NEURONS, "neurons serving several", more, np.array(several))
-    answers = strength_spread(strength, served)
+    answers = effective_answers_per_neuron(strength, served)
     yield row_of(tensor, TOGETHER, NEURONS, "answers per neuron", answers, np.array(spread))
 
 
-def strength_spread(strength: Array, served: Array) -> float:
+def effective_answers_per_neuron(strength: Array, served: Array) -> float:
     """Returns (Σ s)² / Σ s² over answers, averaged over neurons that serve one: 1 for a single answer."""
     chosen = strength[:, served.any(0) & (strength.sum(0) > 0)]
     return mean(chosen.sum(0) ** 2 / (chosen**2).sum(0))
@@ -283,7 +283,7 @@ def make_removal_edits(
     digits: dict[str, Intervention] = {}
     neurons: dict[str, Intervention] = {}
     mixed = shuffled_coordinates(inputs, subject.seed)
-    live = (tensor.centred_squares > 0).nonzero().flatten()
+    live = (tensor.squares_by_feature > 0).nonzero().flatten()
     assert tensor.layer is not None  # that of the neurons
     for name, answer in inputs.answers.items():
         for prefix, at in ((WITHOUT, inputs.grid.coordinates()), (CONTROL, mixed)):
@@ -351,7 +351,7 @@ def damage_rows(frame: pandas.DataFrame, answers: Mapping[str, Answer]) -> Itera
     """
     import numpy as np
 
-    without, control = damage(frame, answers, WITHOUT), damage(frame, answers, CONTROL)
+    without, control = (damage(frame, answers, WITHOUT), damage(frame, answers, CONTROL))
     known = [bool(np.isfinite(pair).any()) for pair in zip(*without, strict=True)]
     for metric, values, controls in zip((OWN, OTHERS), without, control, strict=True):
         for name, value, baseline, is_known in zip(answers, values, controls, known, strict=True):

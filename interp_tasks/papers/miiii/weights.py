@@ -226,13 +226,13 @@ def significant(table: Array, draws: int, seed: int) -> NDArray[np.bool_]:
     """
     import numpy as np
 
-    norms = shuffled_frequency_norms(table, draws, seed)
+    norms = true_and_shuffled_norms(table, draws, seed)
     # Ties count against significance; rounding must not break them.
     hits = (norms[1:].max(1)[:, None] >= norms[0] * (1 - 1e-12)).sum(0)
     return np.asarray((1 + hits) / (1 + draws) <= LEVEL + 1e-9)
 
 
-def shuffled_frequency_norms(table: Array, draws: int, seed: int) -> Array:
+def true_and_shuffled_norms(table: Array, draws: int, seed: int) -> Array:
     """Returns the norm over all dimensions of each frequency, of the rows and of random orders, ``[1 + draws, k]``."""
     import numpy as np
     import torch

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from interp_tasks.measurement.level_crossing_steps import crossing
+from interp_tasks.measurement.level_crossing_steps import lasting_crossing_steps
 from interp_tasks.measurement.result import Row
 
 #: Phases are looked for in curves of this many stored steps at least.
@@ -38,7 +38,7 @@ def step_at_share(name: str, steps: Sequence[int], curve: Sequence[float], share
     """Returns the step at which the curve of this name has made a share of its way to its last value."""
     begin = int(STARTS[name](curve)) if name in STARTS else 0
     values = np.asarray(curve, dtype=float)[begin:]
-    return float(crossing(steps[begin:], values[None], share, values[:1], values[-1:])[0])
+    return float(lasting_crossing_steps(steps[begin:], values[None], share, values[:1], values[-1:])[0])
 
 
 def boundaries(losses: Mapping[str, Mapping[int, float]]) -> dict[str, float]:

@@ -186,7 +186,7 @@ def progress(
     grids: dict[tuple[Any, bool], tuple[GridInputs, Any]] = {}
     unknown: dict[str, None] = {}
 
-    def grid_of(subject: LoadedCheckpoint) -> tuple[GridInputs, Any]:
+    def inputs_and_splits(subject: LoadedCheckpoint) -> tuple[GridInputs, Any]:
         """Returns the inputs and splits of a checkpoint's task, read once for all that have the same."""
         own_split = train is None and trained_on(subject.stored, subject.task)
         if train is None and not own_split:
@@ -197,7 +197,7 @@ def progress(
         return grids[subject.task, own_split]
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        run, (inputs, splits) = followed[get_run_name(subject)], grid_of(subject)
+        run, (inputs, splits) = followed[get_run_name(subject)], inputs_and_splits(subject)
         if not run.keys:
             run.find_key_frequencies(inputs, parsed, options.get("device", "cpu"))
         rows = run.rows(subject, GridModel.of(subject.model, inputs, splits), chosen)
@@ -207,7 +207,7 @@ def progress(
     stated = train if train is None or isinstance(train, str) else "given"
     config |= {"train": stated, "kinds": list(chosen if kinds else ())}
     ordered = [one for several in runs.values() for one in several]
-    result = measure("progress", ordered, options, measure_checkpoint, config=config, check=grid_of)
+    result = measure("progress", ordered, options, measure_checkpoint, config=config, check=inputs_and_splits)
     return replace(result, notes=tuple(notes(followed, unknown)), data={"runs": followed})
 
 

@@ -309,7 +309,7 @@ def neurons_to_logits(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor
     site = f"mlp_post.{on_grid.model.cfg.n_layers - 1}"
     neurons, to_logits = on_grid.neurons.double(), w_l(on_grid.model)
 
-    def naive(values: Tensor, classes: Tensor) -> Tensor:
+    def by_whole_model(values: Tensor, classes: Tensor) -> Tensor:
         return on_grid.run(lambda rows: [edit_at_read(on_grid, site, values[rows, None])])[:, classes]
 
     def linear(values: Tensor, classes: Tensor) -> Tensor:
@@ -319,7 +319,7 @@ def neurons_to_logits(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor
     zeroed = on_grid.run(lambda rows: [edit_at_read(on_grid, site, 0 * neurons[rows, None])], CHECKED)
     gap = (by_hand - zeroed).abs().max()
     is_linear = gap < 1e-4 * on_grid.logits[:CHECKED].abs().max()
-    return ("linear", linear) if is_linear else ("naive", naive)
+    return ("linear", linear) if is_linear else ("naive", by_whole_model)
 
 
 def edit_at_read(on_grid: GridModel, site: str, values: Tensor) -> Any:
@@ -380,7 +380,7 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
         for head, mean in enumerate(pattern[:, :, on_grid.at].double().mean(0).tolist()):
             yield base_row("all inputs", "attention to itself", mean, layer=layer, head=head, site="pattern")
     for answer in on_grid.inputs.answers.values():
-        waves, edited = operand_waves(answer), {}
+        waves, edited = operand_wave_differences(answer), {}
         for layer, pattern in on_grid.patterns.items():
             seen = pattern[:, :, first].double()
             shares, best = torch.stack([variance_explained(seen, wave) for wave in waves]).max(0)
@@ -402,7 +402,7 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
         yield from on_grid.score_rows(answer, "attention: waves of the digits alone", logits, engine="naive")
 
 
-def operand_waves(answer: Answer) -> list[Tensor]:
+def operand_wave_differences(answer: Answer) -> list[Tensor]:
     """Returns of each frequency cos and sin of w m₁x₁ less those of w m₂x₂, ``[input wave]``."""
     first, second = answer.sum.terms.T
     period = answer.sum.period
@@ -422,7 +422,7 @@ def skip_ablation_rows(on_grid: GridModel) -> Iterator[Row]:
     def added(site: str, change: Tensor) -> Callable[[slice], list[Any]]:
         return lambda rows: [edit(site, lambda old: (old + change[rows]).to(old.dtype))]
 
-    def unchanging(one: Any) -> Callable[[slice], list[Any]]:
+    def same_for_every_slice(one: Any) -> Callable[[slice], list[Any]]:
         return lambda rows: [one]
 
     for layer in layers:
@@ -432,7 +432,7 @@ def skip_ablation_rows(on_grid: GridModel) -> Iterator[Row]:
         mean = around.double().mean(0).float()
         zeroed = ablate.zero(heads([(layer, head) for head in range(model.cfg.n_heads)], model))
         edits = {
-            f"attention{at} zeroed": unchanging(zeroed),
+            f"attention{at} zeroed": same_for_every_slice(zeroed),
             f"way around attention{at} zeroed": added(f"resid_mid.{layer}", -seen[f"resid_pre.{layer}"]),
             f"way around MLP{at} zeroed": added(f"resid_post.{layer}", -around),
             f"way around MLP{at} at its mean": added(f"resid_post.{layer}", mean - around),

@@ -7,7 +7,7 @@ import torch
 
 from circuits import CircuitsError, ablate, intervene, patch, patterns, probe, prompts, run, sweep
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompt_parsing import padding_mask
+from circuits.model.prompt_parsing import find_padding
 
 PAD = 10
 
@@ -28,7 +28,7 @@ def padded(make_model, tokens):
 def test_what_is_padding(make_model, hooked_only):
     model = make_model()
     given = torch.tensor([[1, 9, 3, 9], [9, 9, 1, 2], [1, 2, 9, 9], [9, 1, 2, 9]])
-    assert padding_mask(HookedModel(model), given) is None
+    assert find_padding(HookedModel(model), given) is None
     for bos, eos, expected in (
         (None, None, [[0, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0, 1]]),
         (9, None, [[0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]]),
@@ -37,10 +37,10 @@ def test_what_is_padding(make_model, hooked_only):
         model.tokenizer = SimpleNamespace(
             pad_token_id=9, bos_token_id=bos, eos_token_id=eos, padding_side="right"
         )
-        assert padding_mask(HookedModel(model), given).tolist() == torch.tensor(expected).bool().tolist()
-        assert padding_mask(HookedModel(model), given[:, :0]) is None
+        assert find_padding(HookedModel(model), given).tolist() == torch.tensor(expected).bool().tolist()
+        assert find_padding(HookedModel(model), given[:, :0]) is None
     model.tokenizer = SimpleNamespace(pad_token_id=None, padding_side="right")
-    assert padding_mask(HookedModel(model), given) is None
+    assert find_padding(HookedModel(model), given) is None
 
 
 ZERO, FEW = {"0.1": ablate.zero("0.1")}, {"draws": 1, "flips": 1}

@@ -74,7 +74,7 @@ def test_a_generator_that_is_thrown_away_gives_the_model_back(make_model, tokens
     assert model not in edit_state._states
 
 
-@pytest.mark.parametrize("exit_of", [(Revocable, "remove"), (EditState, "current")])
+@pytest.mark.parametrize("exit_of", [(Revocable, "remove"), (EditState, "replaced_values")])
 def test_what_an_exit_that_fails_leaves_on_the_model_is_taken_off_with_the_last_block(
     make_model, tokens, monkeypatch, exit_of
 ):

@@ -136,7 +136,7 @@ def test_a_massive_activation_hides_no_direction_in_half_precision(outlier, wher
     y = planted * ~first[:, None] + 4 * noise(2000, 1, seed=4)
     x = x.bfloat16().double()
     fits = Regression(x[:1500], intercept, 2**-7)
-    weight, bias = fits.solve(y[:1500], 1, 0.0)
+    weight, bias = fits.fit_weight_and_bias(y[:1500], 1, 0.0)
     oracle = LinearRegression(fit_intercept=intercept).fit(x[:1500], y[:1500])
     assert fits.rank == 32
     np.testing.assert_allclose((x @ weight + bias).numpy(), oracle.predict(x), atol=1e-6)

@@ -12,7 +12,7 @@ import tasks
 from circuits import intervene, transplant
 from interp_tasks.checkpoints import load_checkpoint, read_metrics, read_run, save_checkpoint
 from interp_tasks.checkpoints.checkpoint import read_tensors
-from interp_tasks.checkpoints.run_files import digest, read_meta, with_own_sha256
+from interp_tasks.checkpoints.run_files import read_meta, size_and_sha256, with_own_sha256
 from interp_tasks.errors import UserError
 from tasks.errors import TaskError
 from tests.interp_tasks.checkpoints.models import build
@@ -40,7 +40,7 @@ def rewrite_meta(folder, change, sign=True):
 def rewrite_weights(folder, content):
     """A weights file whose digest is right: only what is in it is wrong."""
     (folder / "model.safetensors").write_bytes(content)
-    rewrite_meta(folder, lambda meta: meta["weights"].update(digest(content)))
+    rewrite_meta(folder, lambda meta: meta["weights"].update(size_and_sha256(content)))
 
 
 def rewrite_tensors(folder, change):
@@ -184,7 +184,7 @@ def test_mangled_training_state(tmp_path):
     with pytest.raises(UserError, match=r"training_state\.safetensors has been altered"):
         read_tensors(file, read_meta(saved))
     file.write_bytes(content := b"no tensors")
-    rewrite_meta(saved, lambda meta: meta["training_state"].update(digest(content)))
+    rewrite_meta(saved, lambda meta: meta["training_state"].update(size_and_sha256(content)))
     with pytest.raises(UserError, match="is not a readable safetensors file"):
         read_tensors(file, read_meta(saved))
 

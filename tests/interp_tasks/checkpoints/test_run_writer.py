@@ -159,8 +159,8 @@ def test_a_mangled_run_json(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from interp_tasks.disk import lock_folder
-lock = lock_folder(Path(sys.argv[1]))
+from interp_tasks.disk import acquire_folder_lock
+lock = acquire_folder_lock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """

@@ -20,7 +20,7 @@ def train(path):
         model, momentum, first = build(1), torch.zeros(()), 0
         point = run.resume()
         if point is not None:
-            point.restore(model)
+            point.restore_parameters(model)
             momentum, first = point.tensors["momentum"].clone(), point.step + 1
         for step in range(first, STEPS + 1):
             if step > 0:

@@ -14,7 +14,7 @@ from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, curve, drops
 from interp_tasks.experiments._runs import drops_view_columns as view_columns
 from interp_tasks.experiments._runs import drops_view_rows as view_rows
-from interp_tasks.experiments._runs import plateau_until
+from interp_tasks.experiments._runs import plateau_end_and_has_left
 from tests.interp_tasks.logs import write_run
 
 STEPS = range(0, 4001, 50)
@@ -143,8 +143,8 @@ def test_rank_correlations_are_over_runs_that_differ_in_one_setting_alone(tmp_pa
 
 def test_the_plateau_ends_where_the_metric_stays_below(tmp_path):
     dip = [0.5, 0.11, 0.09, 0.11, 0.11, 0.11, 0.09, 0.08, 0.08, 0.08]
-    assert plateau_until(range(0, 100, 10), dip, 1 / 9) == (60, True)
-    assert plateau_until(range(0, 100, 10), [0.11] * 10, 1 / 9) == (90, False)
+    assert plateau_end_and_has_left(range(0, 100, 10), dip, 1 / 9) == (60, True)
+    assert plateau_end_and_has_left(range(0, 100, 10), [0.11] * 10, 1 / 9) == (90, False)
     # One that leaves at its last step is none that never leaves.
     flat = [0.11] * len(STEPS)
     for seed, logged in enumerate((flat, flat, [*flat[:-1], 0.09])):

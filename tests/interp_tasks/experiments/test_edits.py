@@ -108,7 +108,7 @@ def test_permute_is_what_permuted_position_tables_compute(models, folders, batch
             order = torch.randperm(9, generator=torch.Generator().manual_seed(described["seed"]))
             edited.pos_embed.W_pos.data = model.pos_embed.W_pos.data[order]
             expected.append(pooled(edited(batch.tokens), batch))
-        spread = results.spread(result.frame)
+        spread = results.spread_over_draws(result.frame)
         for metric in METRICS:
             rows = frame[frame["metric"] == metric]
             each = [draw[metric] for draw in expected]

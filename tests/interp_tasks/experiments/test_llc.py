@@ -36,7 +36,7 @@ def test_the_coefficient_of_a_parabola(monkeypatch):
     settings = {"lr": 2e-4, "localization": spring, "num_chains": 3, "num_draws": 300, "batch_size": 4}
     settings |= {"num_burnin_steps": 100, "n_beta": n_beta}
     before = torch.get_rng_state()
-    found = _llc.sample_around(SimpleNamespace(task=task, batch=batch, model=Parabola(d), seed=0), settings)
+    found = _llc.estimate_llc(SimpleNamespace(task=task, batch=batch, model=Parabola(d), seed=0), settings)
     assert torch.equal(before, torch.get_rng_state())
     assert np.allclose(found["llc_per_chain"], d / 2 * n_beta / (n_beta + spring), rtol=0.05)
     assert found["loss_trace"].shape == (3, 400)
@@ -48,7 +48,7 @@ def test_rows_and_the_steps_of_half_of_the_way(monkeypatch):
         return {name: SimpleNamespace(values=np.array(value)) for name, value in values.items()}
 
     monkeypatch.setattr(_llc, "find_spec", lambda name: name)
-    monkeypatch.setattr(_llc, "sample_around", sampled)
+    monkeypatch.setattr(_llc, "estimate_llc", sampled)
     monkeypatch.setattr(_llc, "SAMPLES", 64)
     steps = list(CHAINS)
     result = llc(f"zoo:modular-addition-113@{','.join(map(str, steps))}", burn_in=1, draws=3)

@@ -10,7 +10,7 @@ import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.experiments import probe
 from interp_tasks.measurement.loaded_checkpoints import Examples, subjects
-from interp_tasks.measurement.untrained import untrained
+from interp_tasks.measurement.untrained import build_untrained
 
 MATRIX, ADDITION = "zoo:matrix-completion-4x4@post", "zoo:modular-addition-113@post"
 N = 60
@@ -76,17 +76,19 @@ def test_numbers_of_a_shipped_model_are_those_of_scikit_learn(shipped):
 def test_the_untrained_model_is_one_of_this_architecture_and_initialisation(tmp_path):
     for ref, scale in ((MATRIX, 0.1), ("zoo:matrix-completion-4x4-small-init@post", 0.02)):
         (subject,) = subjects(ref, Examples(samples=4))
-        model = untrained(subject)
+        model = build_untrained(subject)
         assert {n: p.shape for n, p in model.named_parameters()} == {
             n: p.shape for n, p in subject.model.named_parameters()
         }
         assert model.W_Q.std().item() == pytest.approx(scale, rel=0.05), "as run.json says"
-        assert torch.equal(model.W_Q, untrained(subject).W_Q)
-        assert not torch.equal(model.W_Q, untrained(next(subjects(ref, Examples(samples=4, seed=1)))).W_Q)
+        assert torch.equal(model.W_Q, build_untrained(subject).W_Q)
+        assert not torch.equal(
+            model.W_Q, build_untrained(next(subjects(ref, Examples(samples=4, seed=1)))).W_Q
+        )
     task = tasks.get("matrix-completion", n=3, rank=1)
     settings = task.Model(n_layers=2, n_heads=2, d_model=8, d_mlp=12, d_head=3, n_ctx=11, act_fn="relu")
     alone = save_checkpoint(tmp_path / "alone", task.build_model(0, settings), task)
     (subject,) = subjects(str(alone), Examples(samples=4))
-    model = untrained(subject)
+    model = build_untrained(subject)
     for name in ("d_head", "d_mlp", "n_ctx", "act_fn", "attention_dir", "normalization_type", "n_layers"):
         assert getattr(model.cfg, name) == getattr(subject.model.cfg, name)

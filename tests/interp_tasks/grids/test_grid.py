@@ -13,7 +13,7 @@ import pytest
 import tasks
 from interp_tasks import train
 from interp_tasks.cli import main
-from interp_tasks.disk import lock_folder
+from interp_tasks.disk import acquire_folder_lock
 from interp_tasks.errors import UserError
 from interp_tasks.grids import grid, parse_grid_spec, read_grid_spec
 from interp_tasks.grids import run as running_module
@@ -325,7 +325,7 @@ def test_what_is_mangled_or_gone_is_done_again(tmp_path, what):
 
 def test_one_grid_at_a_time_in_a_folder(tmp_path):
     (tmp_path / "g").mkdir()
-    lock = lock_folder(tmp_path / "g")
+    lock = acquire_folder_lock(tmp_path / "g")
     with pytest.raises(UserError, match="is being written by another process"):
         grid(small(), tmp_path / "g", executor="serial")
     lock.release()

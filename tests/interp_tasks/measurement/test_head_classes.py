@@ -82,7 +82,7 @@ def by_class():
 
 def test_groups_are_classes_found_on_other_examples(by_class):
     (subject,) = subjects(POST, Examples(samples=64))
-    groups = head_classes_held_out(subject).groups()
+    groups = head_classes_held_out(subject).heads_by_class()
     assert list(dict.fromkeys(by_class.frame["variant"])) == [*groups, "all"]
     assert len(groups) > 2
     assert UNINTERPRETABLE in groups
@@ -151,7 +151,7 @@ def test_the_least_patterned_heads_and_as_many_at_random():
     assert of("least patterned 5") == (pytest.approx(by_hand(least), rel=1e-5), [])
     assert of("mine") == (pytest.approx(by_hand([(0, 0), (2, 1)]), rel=1e-5), [])
     # The whole model at random is the whole model.
-    sizes = {len(group) for group in found.groups().values()} | {5, 2}
+    sizes = {len(group) for group in found.heads_by_class().values()} | {5, 2}
     assert {f"random {size}" for size in sizes} == {v for v in frame["variant"] if v.startswith("random")}
     pooled, single = of("random 5")
     every = [Head(layer, head) for layer in range(3) for head in range(4)]
@@ -165,7 +165,7 @@ def test_the_least_patterned_heads_and_as_many_at_random():
 def test_a_patch_of_each_class_of_heads():
     frame = patch(POST, "negated", heads="each-layer", by_class=True, samples=32, seed=SEED).frame
     (subject,) = subjects(POST, Examples(samples=32, seed=SEED))
-    groups = head_classes_held_out(subject).groups()
+    groups = head_classes_held_out(subject).heads_by_class()
     assert list(dict.fromkeys(frame["variant"])) == ["layer 0", "layer 1", "layer 2", *groups]
     batch = subject.batch
     negated = subject.task.patch_sources(batch)["negated"]

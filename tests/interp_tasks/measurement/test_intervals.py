@@ -29,13 +29,13 @@ def test_an_interval_over_runs_covers_as_often_as_it_says(runs):
 def test_the_interval_of_a_share_of_runs_is_clopper_and_pearsons():
     for n in (3, 5, 8):
         most = 0.025 ** (1 / n)
-        assert confidence_intervals.share_interval([1.0] * n) == pytest.approx((most, 1))
-        assert confidence_intervals.share_interval([0.0] * n) == pytest.approx((0, 1 - most))
+        assert confidence_intervals.binomial_interval([1.0] * n) == pytest.approx((most, 1))
+        assert confidence_intervals.binomial_interval([0.0] * n) == pytest.approx((0, 1 - most))
     # At its ends, 4 or more of 5, and 4 or fewer, have a probability of 0.025.
-    low, high = confidence_intervals.share_interval([1.0, 1.0, 1.0, 0.0, 1.0])
+    low, high = confidence_intervals.binomial_interval([1.0, 1.0, 1.0, 0.0, 1.0])
     assert 5 * low**4 * (1 - low) + low**5 == pytest.approx(0.025)
     assert 1 - high**5 == pytest.approx(0.025)
-    assert np.isnan(confidence_intervals.share_interval([1.0, 1.0])).all()
+    assert np.isnan(confidence_intervals.binomial_interval([1.0, 1.0])).all()
 
 
 @pytest.mark.parametrize("n", [4, 5, 6])

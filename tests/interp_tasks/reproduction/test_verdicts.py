@@ -6,8 +6,8 @@ import pytest
 
 from interp_tasks.published import Claim
 from interp_tasks.reproduction.claim_verdicts import UnmeasuredError, claim_numbers, filter_rows, judge
-from interp_tasks.reproduction.reproduction import frame_of
-from interp_tasks.reproduction.runs_and_records import KEPT, MeasuredRun, StudyRecord, condition_in, table_of
+from interp_tasks.reproduction.reproduction import frame_with_holm
+from interp_tasks.reproduction.runs_and_records import KEPT, MeasuredRun, StudyRecord, split_seed, table_of
 
 WHERE = {"ref": "4", "metric": "mse"}
 
@@ -19,7 +19,7 @@ def claim(**changes):
 
 def row(value=1.0, run="a", ref="4", metric="mse", **more):
     about = {"run": run, "ref": f"{run}@{ref}", "metric": metric, "value": value, "step": 4, "n_runs": 1}
-    identity = dict(zip(("condition", "trained_seed"), condition_in(run), strict=True))
+    identity = dict(zip(("condition", "trained_seed"), split_seed(run), strict=True))
     return {**dict.fromkeys(KEPT), **about, **identity, "value_ci_low": 0.5, "value_ci_high": 1.5, **more}
 
 
@@ -253,10 +253,10 @@ def test_holms_correction_is_over_the_headlines_of_a_paper():
 
     given = [outcome(0.01), outcome(0.03), outcome(0.03, headline=False), outcome(None), outcome(0.02)]
     # Of a claim that is decided on the published configuration other conditions do not count.
-    found = frame_of([*given, outcome(0.001) | {"is_published": False}])
+    found = frame_with_holm([*given, outcome(0.001) | {"is_published": False}])
     assert found["p_holm"].dropna().tolist() == pytest.approx([0.03, 0.04, 0.04])
     assert found["headline"].tolist() == [True, True, False, True, True, False]
     assert set(found["verdict"]) == {"held"}
-    found = frame_of([outcome(0.03), outcome(0.04), outcome(0.5, verdict="undecided")])
+    found = frame_with_holm([outcome(0.03), outcome(0.04), outcome(0.5, verdict="undecided")])
     assert set(found["verdict"]) == {"undecided"}
     assert found["reason"][0] == "not after Holm's correction over 3 headline verdicts: held alone"

@@ -12,12 +12,12 @@ import pytest
 
 from interp_tasks.checkpoints import read_metrics, read_run
 from interp_tasks.cli import main
-from interp_tasks.disk import lock_folder
+from interp_tasks.disk import acquire_folder_lock
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.search import make_plan, search
 from interp_tasks.search import study as study_module
 from interp_tasks.search.plan import parse_vary, shipped_spaces
-from interp_tasks.search.study import build_task_and_settings, value_of
+from interp_tasks.search.study import build_task_and_settings, mean_of_last_evaluations
 
 TINY = {"task.p": "5", "model.d_model": "8", "model.n_heads": "2", "train.threads": "1"}
 VARY = ("train.weight_decay=0.1,0.5,1,2", "train.learning_rate=1e-4:1e-2:log")
@@ -146,13 +146,13 @@ def test_every_shipped_space_can_be_built():
 def test_the_objective_is_the_mean_of_the_last_ten_evaluations():
     lines = [{"step": i, "validation": {"loss": float(i)}} for i in range(30)]
     lines.insert(25, {"step": 99, "gradient_norm": {}})
-    assert value_of(lines, "loss") == sum(range(20, 30)) / 10
-    assert value_of(lines[:3], "loss") == 1
+    assert mean_of_last_evaluations(lines, "loss") == sum(range(20, 30)) / 10
+    assert mean_of_last_evaluations(lines[:3], "loss") == 1
     for wrong in (None, float("nan"), float("inf")):
         with pytest.raises(Diverged):
-            value_of([*lines, {"step": 100, "validation": {"loss": wrong}}], "loss")
+            mean_of_last_evaluations([*lines, {"step": 100, "validation": {"loss": wrong}}], "loss")
     with pytest.raises(Diverged):
-        value_of([], "loss")
+        mean_of_last_evaluations([], "loss")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_another_search_is_refused_and_nothing_lost(fake, tmp_path):
     for complaint, other in others.items():
         with pytest.raises(UserError, match=rf"holds another search \(.*{complaint}"):
             search(other, out=tmp_path, trials=3)
-    lock = lock_folder(tmp_path)
+    lock = acquire_folder_lock(tmp_path)
     with pytest.raises(UserError, match="is being written by another process"):
         search(plan(), out=tmp_path, trials=3)
     lock.release()
@@ -330,6 +330,6 @@ def test_the_command(tmp_path, capsys):
     whole = json.loads(capsys.readouterr().out)
     assert len(whole["trials"]) == 2
     run = Path(whole["best"]["run"])
-    assert whole["best"]["value"] == pytest.approx(value_of(read_metrics(run), "loss"))
+    assert whole["best"]["value"] == pytest.approx(mean_of_last_evaluations(read_metrics(run), "loss"))
     decay = whole["best"]["train.weight_decay"]
     assert read_run(run)["config"]["train"]["weight_decay"] == decay

@@ -85,7 +85,7 @@ def assert_same(expected, got, rtol=1e-5, atol=1e-6):
 def test_captured_updates_are_the_updates(case):
     eager, captured, recorded = loops(case)
     for step in range(14):
-        lines = [loop.update(step) for loop in (eager, captured)]
+        lines = [loop.train_step(step) for loop in (eager, captured)]
         # Norms of gradients are logged in both.
         assert lines[0].keys() == lines[1].keys()
         assert ("gradient_norm" in lines[0]) == ((step + 1) % 5 == 0)
@@ -100,7 +100,7 @@ def test_parameters_that_are_replaced_are_those_that_train_on(change):
     eager, captured, recorded = loops("fresh batches")
     for step in range(12):
         for loop in (eager, captured):
-            loop.update(step)
+            loop.train_step(step)
         for loop in (eager, captured) if step == 5 else ():
             parameter = loop.updater.parameters["unembed.W_U"]
             if change == "moved":
@@ -121,13 +121,13 @@ def test_what_cannot_be_recorded_is_told_once_and_goes_on():
 
     captured.captured.capture = fail
     for step in range(3):
-        captured.update(step)
+        captured.train_step(step)
     with pytest.warns(UserWarning, match="operation not permitted"):
-        captured.update(3)
+        captured.train_step(3)
     for step in range(8):
-        eager.update(step)
+        eager.train_step(step)
         if step > 3:
-            captured.update(step)
+            captured.train_step(step)
     assert len(asked) == 1
     assert_same(eager.updater.parameters, captured.updater.parameters)
 
@@ -190,5 +190,5 @@ def test_cuda_graphs_make_the_same_updates(case):
     captured.captured = CapturedUpdate(captured.update_from_tensors, captured.updater.parameters, "cuda")
     for step in range(14):
         for loop in (eager, captured):
-            loop.update(step)
+            loop.train_step(step)
     assert_same(eager.updater.parameters, captured.updater.parameters, rtol=1e-3, atol=1e-4)

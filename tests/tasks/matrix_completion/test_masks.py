@@ -5,7 +5,7 @@ import torch
 
 from tasks import TaskError
 from tasks.matrix_completion import MatrixCompletion, hide_rows
-from tasks.matrix_completion.attention_templates import longest_column, named_masks, parse_mask
+from tasks.matrix_completion.attention_templates import longest_column_run, named_masks, parse_mask
 from tasks.matrix_completion.matrix_task_base import MASK_ID
 
 
@@ -51,12 +51,12 @@ def test_the_longest_column_moves_and_nothing_else(n, m):
     assert bool((moved.source != moved.target).all())
     alone = 0
     for hidden in batch.extras["hidden"]:
-        alone += len(set((longest_column(~hidden[None], n, m)[0].nonzero() % m).flatten().tolist())) == 1
+        alone += len(set((longest_column_run(~hidden[None], n, m)[0].nonzero() % m).flatten().tolist())) == 1
     assert len(moved.before) == len(moved.after) == alone > 30
     assert torch.equal(moved.before.targets, moved.after.targets)
     for example in range(alone):
         for pair, place in ((moved.before, moved.source), (moved.after, moved.target)):
-            inside = longest_column(~pair.extras["hidden"][example : example + 1], n, m)[0]
+            inside = longest_column_run(~pair.extras["hidden"][example : example + 1], n, m)[0]
             assert set((inside.nonzero() % m).flatten().tolist()) == {int(place[example])}
         one, other = (pair.extras["hidden"][example].view(n, m) for pair in (moved.before, moved.after))
         rest = [j for j in range(m) if j not in (int(moved.source[example]), int(moved.target[example]))]

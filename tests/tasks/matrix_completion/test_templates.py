@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tasks.matrix_completion import MatrixCompletion
-from tasks.matrix_completion.attention_templates import longest_column
+from tasks.matrix_completion.attention_templates import longest_column_run
 from tasks.matrix_completion.matrix_task_base import MASK_ID
 
 PICTURES = {
@@ -23,7 +23,7 @@ PICTURES = {
 def test_the_longest_column_of_a_picture(name):
     rows, expected = PICTURES[name]
     observed = torch.tensor([character == "." for row in rows for character in row])
-    found = longest_column(torch.stack([observed, torch.ones_like(observed)]), len(rows), len(rows[0]))
+    found = longest_column_run(torch.stack([observed, torch.ones_like(observed)]), len(rows), len(rows[0]))
     inside = {(int(i) // len(rows[0]), int(i) % len(rows[0])) for i in found[0].nonzero()}
     assert inside == expected
     assert bool(found[1].all()), "each example has its own"

@@ -11,8 +11,8 @@ from interp_tasks.experiments import COLUMNS, embeddings
 from interp_tasks.measurement.embeddings import correlation
 from interp_tasks.papers.matrix_completion.embedding_geometry import (
     ALIGNMENT,
+    area_under_roc,
     distances,
-    separability,
     silhouette,
     silhouette_test,
 )
@@ -44,9 +44,9 @@ def test_separability_is_the_area_under_the_curve_of_either_end():
     scores, positive = np.round(RNG.normal(size=30), 1), RNG.random(30) < 0.4
     area = roc_auc_score(positive, scores)
     for sign in (1, -1):
-        assert separability(sign * scores, positive, ONES)[0] == pytest.approx(max(area, 1 - area))
+        assert area_under_roc(sign * scores, positive, ONES)[0] == pytest.approx(max(area, 1 - area))
     weights = RNG.multinomial(30, np.full(30, 1 / 30), size=3).astype(float)
-    drawn = separability(scores, positive, weights)
+    drawn = area_under_roc(scores, positive, weights)
     end = 1 if area > 0.5 else -1
     for each, found in zip(weights, drawn, strict=True):
         assert found == pytest.approx(roc_auc_score(positive, end * scores, sample_weight=each))
@@ -128,9 +128,9 @@ def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):
     own.tokens[:, 2] += 3.0
     # Components of its own that are not the last checkpoint's.
     own.tokens[:, 3] += 4.0 * np.cos(np.arange(len(own.tokens)))
-    last = end.rows(ids)
+    last = end.rows_of_tokens(ids)
     _, vectors = np.linalg.eigh(np.cov(last.T))
-    one, other = own.rows(ids) @ vectors[:, -2:], last @ vectors[:, -2:]
+    one, other = own.rows_of_tokens(ids) @ vectors[:, -2:], last @ vectors[:, -2:]
     one, other = (x - x.mean(0) for x in (one, other))
     expected = (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other)
-    assert alignment(own.rows(ids), last, np.ones((1, len(ids))))[0] == pytest.approx(expected)
+    assert alignment(own.rows_of_tokens(ids), last, np.ones((1, len(ids))))[0] == pytest.approx(expected)

@@ -7,7 +7,7 @@ import torch
 import tasks
 from interp_tasks import save_checkpoint
 from interp_tasks.experiments import COLUMNS, detector
-from interp_tasks.papers.miiii.detector import scores
+from interp_tasks.papers.miiii.detector import precision_recall_rows
 from tasks.modular_arithmetic import is_prime, primes_below
 
 P = 11
@@ -15,7 +15,7 @@ MODULI = np.array(primes_below(P))
 
 
 def table(n, said):
-    return {row["metric"]: row for row in scores(n, said, MODULI, 0)}
+    return {row["metric"]: row for row in precision_recall_rows(n, said, MODULI, 0)}
 
 
 def test_right_remainders_find_one_and_the_primes_from_p_on():
@@ -68,7 +68,7 @@ def test_every_split_of_a_checkpoint(checkpoint):
         batch = task.sample(None, split=split)
         # The high digit comes first here.
         n = batch.tokens[:, 0] * P + batch.tokens[:, 1]
-        assert torch.equal(task.numbers(batch), n)
+        assert torch.equal(task.numbers(batch.extras["operands"]), n)
         mine = found[found["variant"] == split].set_index("metric")
         right = sum(m % 2 == 1 and m % 3 == 1 and m % 5 == 0 for m in n.tolist()) / len(n)
         assert mine.loc["right in all remainders", "value"] == pytest.approx(right)

@@ -11,7 +11,7 @@ from circuits import cache
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.papers.miiii.neuron_frequencies import amplitudes, published_active_counts
+from interp_tasks.papers.miiii.neuron_frequencies import published_active_counts, published_amplitudes
 from tests.interp_tasks.rows import row_of
 
 P = 11
@@ -150,7 +150,7 @@ def test_attention_against_numpy(folder, model, addition):
 def test_amplitudes_are_of_the_grid_without_its_first_row_and_column():
     values = torch.randn(7, 7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     whole = np.abs(np.fft.fft2(values.numpy()[1:, 1:], axes=(0, 1)))
-    np.testing.assert_allclose(amplitudes(values), whole[:, :4].mean(0), rtol=1e-12)
+    np.testing.assert_allclose(published_amplitudes(values), whole[:, :4].mean(0), rtol=1e-12)
 
 
 def test_the_published_count_by_hand():

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from interp_tasks.papers.miiii.prime_order import ranked, stratified_correlation
+from interp_tasks.papers.miiii.prime_order import centred_ranks, stratified_correlation
 
 
 def test_ranks_are_within_strata_and_ties_share_them():
     strata = np.array([0, 0, 0, 1, 1])
     np.testing.assert_allclose(
-        ranked(np.array([5.0, math.inf, math.inf, 9, 1]), strata), [-1, 0.5, 0.5, 0.5, -0.5]
+        centred_ranks(np.array([5.0, math.inf, math.inf, 9, 1]), strata), [-1, 0.5, 0.5, 0.5, -0.5]
     )
 
 

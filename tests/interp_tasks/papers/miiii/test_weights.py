@@ -9,14 +9,14 @@ from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, weights
 from interp_tasks.measurement.loaded_checkpoints import Examples, subjects
-from interp_tasks.measurement.untrained import untrained
+from interp_tasks.measurement.untrained import build_untrained
 from interp_tasks.papers.miiii.weights import (
     MODELS,
     PUBLISHED_DIMENSIONS,
     are_periodic,
     periodic_threshold,
-    shuffled_frequency_norms,
     significant,
+    true_and_shuffled_norms,
     vectors_for_share,
 )
 from tests.interp_tasks.rows import row_of
@@ -41,7 +41,7 @@ def test_what_is_periodic_has_a_large_share_of_the_fft(rows):
 def test_norms_beside_relabelled_digits_are_those_of_the_fft():
     table = RNG.normal(size=(P, D))
     table += 2 * np.cos(2 * np.pi * 3 * np.arange(P) / P)[:, None] * RNG.normal(size=D)
-    norms, *others = shuffled_frequency_norms(table, 99, 0)
+    norms, *others = true_and_shuffled_norms(table, 99, 0)
     whole = np.abs(np.fft.fft(table, axis=0)) ** 2
     expected = np.sqrt([2 * whole[k].sum() / P for k in range(1, P // 2 + 1)])
     assert norms == pytest.approx(expected)
@@ -107,7 +107,7 @@ def test_singular_values_are_of_the_digits_alone(made, result):
 def test_untrained_models_stand_beside(made, result):
     """Mean and range of the same number of each of them."""
     (subject,) = subjects(made, Examples())
-    models = [untrained(subject, draw) for draw in range(MODELS)]
+    models = [build_untrained(subject, draw) for draw in range(MODELS)]
     embeddings = [model.W_E.detach().double().numpy()[:P] for model in models]
     found = [vectors_for_share(np.linalg.svd(one)[1], 0.9) for one in embeddings]
     assert len({model.W_E[0, 0].item() for model in models}) == MODELS
