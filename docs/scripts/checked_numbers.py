@@ -7,7 +7,7 @@ numbers of a source, rounded, is printed like it. A source is
 
 - a claim, such as `curve-sudden`: its numbers in every verdict, and those in the words of the paper and of the rule;
 - `PAPER/STUDY` or `PAPER/STUDY/RUN`: records in interp_tasks/published/measurements, `*` as in a shell;
-- `zoo:RUN`: steps of its drop and its last level; `zoo:RUN@STEP`: what is logged there; `generalisation zoo:RUN`;
+- `zoo:RUN`: the steps of its drop; `zoo:RUN@STEP`: what is logged there; `generalisation zoo:RUN`: steps to 95%;
   `settings zoo:RUN`;
 - `circuits NAME`; the name of a CSV beside the page; `output of PAGE`: what its blocks print, and its generated tables;
 - `0.31 = 7800 / 25200`: arithmetic on numbers of the other sources;
@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 import results
 
 from interp_tasks import experiments
-from interp_tasks.checkpoints.drop_detection import final_level
 from interp_tasks.checkpoints.refs import theoretical_plateau
 from interp_tasks.checkpoints.run_files import read_metrics, read_run
 from interp_tasks.measurement.run_logs import find_runs
@@ -96,34 +95,36 @@ def claims() -> dict[str, set[float]]:
         for reproduction in (results.judged(paper), reproduce(paper, preset="paper")):
             for row in reproduction.frame.to_dict("records"):
                 words = numbers_in(f"{row['published']} {row['rule']}")
-                found.setdefault(row["claim"], set()).update(leaves(row) | words)
+                measured = {name: row[name] for name in row.keys() - {"row", "p", "p_holm", "hours"}}
+                found.setdefault(row["claim"], set()).update(leaves(measured) | words)
     return found
 
 
-def of_runs(runs: str, step: str) -> set[float]:
-    """Returns the steps of the drops of runs and the levels that they end at, or what is logged at a step.
-
-    Of an error whose plateau theory gives also as a fraction of that plateau, and the last step above 0.9 of it.
-    """
-    found: set[float] = set()
+def steps_of(runs: str) -> set[float]:
+    """Returns the steps of the drops of runs, their last ones, and the last above 0.9 of a plateau by theory."""
+    frame = experiments.drops(runs).frame
+    found = leaves(frame.loc[frame["metric"].isin(STEPS), "value"].tolist())
     for run in find_runs(runs).values():
         logged, described = read_metrics(run), read_run(run)
-        plateau, metric = theoretical_plateau(described), described["drop_metric"]["name"]
-        values = [line["validation"][metric] for line in logged]
-        levels = {values[-1], final_level(values)}
-        if step:
-            (line,) = (line for line in logged if line["step"] == int(step))
+        level = 0.9 * (theoretical_plateau(described) or math.inf)
+        metric = described["drop_metric"]["name"]
+        above = [line["step"] for line in logged if line["validation"][metric] > level]
+        found |= {float(step) for step in (*above[-1:], logged[-1]["step"])}
+    return found
+
+
+def logged_at(runs: str, step: str) -> set[float]:
+    """Returns what runs have logged at a step; of an error whose plateau theory gives also as a fraction of that."""
+    found: set[float] = set()
+    for run in find_runs(runs).values():
+        (line,) = (line for line in read_metrics(run) if line["step"] == int(step))
+        described = read_run(run)
+        if plateau := theoretical_plateau(described):
+            level = line["validation"][described["drop_metric"]["name"]]
+            found |= {level, level / plateau}
+        else:
             every = line.get("train", {}).items() | line["validation"].items()
-            levels = leaves(
-                [one for name, one in every if name == metric or not (plateau or name[-1].isdigit())]
-            )
-        elif plateau:
-            above = [line["step"] for line, one in zip(logged, values, strict=True) if one > 0.9 * plateau]
-            found |= {float(above[-1]), float(logged[-1]["step"])}
-        found |= levels | ({one / plateau for one in levels} if plateau else set())
-    if not step:
-        frame = experiments.drops(runs).frame
-        found |= leaves(frame.loc[frame["metric"].isin(STEPS), "value"].tolist())
+            found |= leaves([value for name, value in every if not name[-1].isdigit()])
     return found
 
 
@@ -148,7 +149,7 @@ def numbers_of(source: str) -> set[float]:
         shown = [*GENERATED.finditer(page), *(block for block in CODE.finditer(page) if block[1] == "text")]
         return numbers_in("\n".join(block[0] for block in shown))
     if source.startswith("zoo:"):
-        return of_runs(*source.partition("@")[::2])
+        return logged_at(*source.split("@")) if "@" in source else steps_of(source)
     paper, study, run = [*source.split("/", 2), "*", "*"][:3]
     records = read_records_of(records_file(paper)).values()
     kept = [one.table() for one in records if one.study == study and fnmatchcase(one.on, run)]
