@@ -100,9 +100,7 @@ def summarise(
     endless = (low[:1] <= 0) & (high[:1] >= 0) & ~known
     share_low, share_high = (np.where(endless, np.nan, bound) for bound in (share_low, share_high))
     if sums.shape[-1] < 2:
-        low, high, effect_low, effect_high, share_low, share_high = (
-            np.full_like(value, np.nan) for _ in range(6)
-        )
+        low, high, effect_low, effect_high, share_low, share_high = [np.full_like(value, np.nan)] * 6
     effect, share = value - value[:1], ratio(value, value[:1])
     p_value = sign_flip_p_values(sums, counts, seed, flips)
     # Changes that cancel in the mean are an effect of 0, not none.

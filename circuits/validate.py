@@ -71,10 +71,8 @@ _SEVERAL = "of several tensors make torch.utils.data.TensorDataset(a, b), of whi
 def parse_metric_batch(batch: Any, caller: str, examples: int | None = None) -> Any:
     """Reads the batch of a metric, anything that takes a slice of rows and has a length, of so many examples."""
     batch = dense_if_array(batch, f"{caller}: batch") if isinstance(batch, Tensor) else batch
-    is_sliceable = (
-        hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and getattr(batch, "ndim", 1) > 0
-    )
-    if batch is not None and (not is_sliceable or isinstance(batch, str | bytes | Mapping)):
+    sliceable = hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and getattr(batch, "ndim", 1) > 0
+    if batch is not None and (not sliceable or isinstance(batch, str | bytes | Mapping)):
         raise CircuitsError(
             f"{caller}: batch has len() and takes a slice of rows; got {type(batch).__name__}"
             + (f"; {_SEVERAL}" if isinstance(batch, Mapping) else "")

@@ -319,7 +319,7 @@ def _choose_curve_sizes(asked: list[int | float] | None, total: int) -> list[int
 
 
 def _parse_sizes(sizes: Any) -> list[int | float]:
-    listed = list(sizes)
+    listed = list(sizes) if isinstance(sizes, Iterable) else [sizes]
     for size in listed:
         if not is_whole(size, 0) and not (isinstance(size, float | np.floating) and 0 < size <= 1):
             raise CircuitsError(

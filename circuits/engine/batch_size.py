@@ -42,9 +42,7 @@ def choose_batch_size(
     """
     if given is not None:
         if not is_whole(given, 1):
-            raise CircuitsError(
-                f"{caller}: batch_size={given!r}; give the number of rows in a forward, at least 1"
-            )
+            raise CircuitsError(f"{caller}: batch_size={given!r}; give the rows in a forward, at least 1")
         return int(given)
     cfg: Any = surface.model.cfg
     sizes = (getattr(cfg, name, 0) for name in ("d_vocab_out", "d_vocab"))

@@ -197,12 +197,14 @@ def heat(
         # Two significant digits and no needless zero of an exponent.
         shown = [[f"{x:.2g}".replace("e-0", "e-") for x in line] for line in grid.tolist()]
         text = [[x.replace("nan", "") for x in line] for line in shown]
+    # A word on the bar's title a line, where it is long; few numbers beside it, without prefixes such as µ.
+    bar_title = {"text": unit if len(unit) <= 10 else unit.replace(" ", "<br>"), "font": {"size": 12}}
     trace: dict[str, Any] = {
         "type": "heatmap",
         "z": table.to_numpy() if table.to_numpy().dtype.kind in "biuf" else grid,
         "zmin": start if start is not None else -(largest or 1.0) if signed else 0,
         "zmax": largest or 1.0,
-        "colorbar": _colour_bar(unit),
+        "colorbar": {"title": bar_title, "exponentformat": "e", "nticks": 5},
         "xgap": int(few),
         "ygap": int(few),
         "hovertemplate": f"{down} %{{y}}, {across} %{{x}}<br>{unit} %{{z:.4g}}<extra>{title}</extra>",
@@ -220,12 +222,6 @@ def heat(
     height = max(row * min(60, len(table)), 70)
     narrow = width if width is not None else min(max(120, CELL * len(table.columns)), 480)
     return Panel([trace], title, axes["x"], axes["y"] | {"autorange": "reversed"}, height, narrow, bar)
-
-
-def _colour_bar(unit: str) -> dict[str, Any]:
-    # A word on the bar's title a line, where it is long; few numbers beside it, without prefixes such as µ.
-    text = unit if len(unit) <= 10 else unit.replace(" ", "<br>")
-    return {"title": {"text": text, "font": {"size": 12}}, "exponentformat": "e", "nticks": 5}
 
 
 def _choose_series_style(one: Series, index: int) -> tuple[str, str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +112,7 @@ class Grid:
         tokens = parse_tensor(tokens, "Grid.of_inputs: tokens")
         if isinstance(values, int | np.integer):
             values = [range(int(values))] * len(coords)
-        lists = [list(map(int, each)) for each in values]
+        lists = [list(map(int, each)) for each in values if isinstance(each, Iterable)]
         outside = [at for at in coords.values() if not -tokens.shape[1] <= at < tokens.shape[1]]
         if len(lists) != len(coords) or outside or any(len(set(one)) < len(one) for one in lists):
             raise CircuitsError(
@@ -172,7 +172,7 @@ def components(grid: Grid, keys: Sequence[int]) -> Float[Tensor, "cells function
     sides of the grid must have the same length, the period.
     """
     period = grid.sizes[0]
-    keys = list(dict.fromkeys(keys))
+    keys = list(dict.fromkeys([keys] if isinstance(keys, int) else keys))
     is_frequency = [is_whole(key, 1) and key <= period // 2 for key in keys]
     if set(grid.sizes) != {period} or not keys or not all(is_frequency):
         raise CircuitsError(

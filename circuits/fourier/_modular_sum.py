@@ -178,7 +178,7 @@ class ModularSum:
 
 def _parse_keys(keys: Iterable[int], period: int, caller: str, least: int = 0) -> list[int]:
     """Returns frequencies, each once; refuses those that the period has not, and fewer than `least`."""
-    given = list(keys)
+    given = list(keys) if isinstance(keys, Iterable) else [keys]
     if len(given) < least or not all(is_whole(key, 1) and key <= period // 2 for key in given):
         raise CircuitsError(
             f"{caller}: keys are frequencies from 1 to {period // 2} for period {period}; got {given}"

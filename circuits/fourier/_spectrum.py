@@ -57,7 +57,7 @@ class Bands:
 
     def plot(self, keys: Iterable[int] = (), *, title: str | None = None) -> Figure:
         """Returns a plotly figure with a bar for each frequency's share; `keys` (key frequencies) are marked."""
-        return _draw_bars(self.total(), list(keys), "frequency", title)
+        return _draw_bars(self.total(), [keys] if isinstance(keys, int) else list(keys), "frequency", title)
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,7 +135,7 @@ class Spectrum:
         Args:
             keys: frequencies to mark, such as those of `key_frequencies`; two coordinates then get bars, too.
         """
-        keys = list(keys)
+        keys = [keys] if isinstance(keys, int) else list(keys)
         if not keys and len(self.grid.axes) == 2:
             down, across = (f"frequency in {name} (cycles per {n})" for name, n in self.grid.axes.items())
             shares, unit = 100 * self.total().share.cpu().numpy(), "share of variance (%)"
@@ -294,10 +294,16 @@ def key_frequencies(
     number = made.number if number is None else number
     if isinstance(number, bool) or not 0 <= number < 1e9:
         raise CircuitsError(f"fourier.key_frequencies: number={number!r}; give a number from 0")
-    bands = spectrum.bands()
+    bands = _bands_of(spectrum, "fourier.key_frequencies")
     chosen = made.marks(bands, number) & (bands.total().share > 0).cpu()
     keys = tuple(label for label, key in zip(bands.labels, chosen.tolist(), strict=True) if key)
     return KeyFrequencies(keys, made.says.format(number))
+
+
+def _bands_of(spectrum: Any, caller: str) -> Bands:
+    if not isinstance(spectrum, Spectrum):
+        raise CircuitsError(f"{caller}: give a spectrum, fourier.spectrum(x); got {type(spectrum).__name__}")
+    return spectrum.bands()
 
 
 def _median_of_chi_squared(degrees: Tensor) -> Tensor:
@@ -366,7 +372,7 @@ def clusters(spectrum: Spectrum, threshold: float | int = THRESHOLD) -> Clusters
         threshold: a share of its variance that a neuron's frequency exceeds; 0.85 is of Nanda et al. 2023 (code),
             whose search leaves out the highest frequency. A tie goes to the lower frequency.
     """
-    bands = spectrum.bands()
+    bands = _bands_of(spectrum, "fourier.clusters")
     if bands.power.ndim != 2:
         shape = list(bands.power.shape[1:])
         raise CircuitsError(f"fourier.clusters: needs one axis of neurons and those of the grid; got {shape}")

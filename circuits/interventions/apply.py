@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, _GeneratorContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, overload
 
@@ -26,6 +26,7 @@ from circuits.interventions.paths import check_edges
 from circuits.model.activation_recording import hold_eval_mode, keep_hooks_last, recording
 from circuits.model.decode_steps import watch_generations
 from circuits.model.edit_state import (
+    editing_block,
     get_edit_state,
     hold_model_exclusively,
     mark_edit_block,
@@ -61,16 +62,8 @@ def plan_steps(interventions: Iterable[Any], surface: HookedModel) -> Plan:
     return tuple(plan)
 
 
-class Block(_GeneratorContextManager[nn.Module]):
-    """A block of `intervene`."""
-
-    def __enter__(self) -> nn.Module:
-        if not hasattr(self, "args"):  # contextlib deletes them
-            raise CircuitsError("intervene: a block is entered once; call intervene again for another")
-        return super().__enter__()
-
-
-def intervene(model: nn.Module, *interventions: Intervention) -> Block:
+@editing_block
+def intervene(model: nn.Module, *interventions: Intervention) -> Generator[nn.Module, None, None]:
     """Runs the model with some edits inside a block.
 
         with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):
@@ -88,10 +81,6 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Block:
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.
     """
-    return Block(_intervene, (model, *interventions), {})
-
-
-def _intervene(model: nn.Module, *interventions: Intervention) -> Generator[nn.Module, None, None]:
     surface = HookedModel(model)
     with hold_model_exclusively(surface.model):
         # Not before: another thread may have put something in the place of the parameters.

@@ -35,7 +35,9 @@ def grid(
         raise CircuitsError('grid: axes are a dict of argument -> items, such as {"positions": range(6)}')
     items: list[list[tuple[str, Any]]] = []
     for axis, values in axes.items():
-        listed = _list_items(values)
+        if isinstance(values, Tensor | np.ndarray) and values.ndim < 2:
+            values = values.tolist()
+        listed = [] if isinstance(values, str | bytes) or not isinstance(values, Iterable) else list(values)
         if not isinstance(axis, str) or not listed:
             raise CircuitsError(
                 f"grid: an axis is the name of an argument with a list of items, got {axis!r}: {values!r}; "
@@ -50,13 +52,6 @@ def grid(
         chosen = {axis: value for axis, (_, value) in zip(axes, combination, strict=True)}
         interventions[name] = call_make(make, "grid", (), [*chosen.items(), *arguments.items()])
     return interventions
-
-
-def _list_items(given: Any) -> list[Any]:
-    """Returns the items of a list, tensor or array, numbers as numbers; none for anything that is not a list."""
-    if isinstance(given, Tensor | np.ndarray):
-        given = given.tolist() if given.ndim < 2 else given
-    return [] if isinstance(given, str | bytes) or not isinstance(given, Iterable) else list(given)
 
 
 #: What one item of an axis is called.

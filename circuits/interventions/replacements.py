@@ -266,6 +266,11 @@ class FromFunction(Replacement):
         except RecursionError as error:
             message = f"{context.write.label}: the function runs the model that it edits, without end"
             raise CircuitsError(message) from error
+        except TypeError as error:
+            if getattr(error.__traceback__, "tb_next", None):  # of what it does, not of the call
+                raise
+            message = f"{context.write.label}: the function gets the activation alone: {error}"
+            raise CircuitsError(message) from error
         if not isinstance(new, Tensor) or new.shape != current.shape or new.is_complex():
             kind = "complex " if isinstance(new, Tensor) and new.is_complex() else ""
             got = f"{kind}{list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__

@@ -305,7 +305,7 @@ class Lens:
 
     def without(self, name: str) -> Tensor:
         """Returns the output without one component's direct contribution."""
-        if name not in self._parts:
+        if not isinstance(name, str) or name not in self._parts:
             raise CircuitsError(f"lens: no contribution {name!r}; there are {', '.join(self._parts)}")
         if self.soft_cap is None:
             return self.output - self.contributions[name]

@@ -18,7 +18,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, hooks_on
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.sites import KINDS, Site
-from circuits.model.supported import decided, is_unchecked, unchecked
+from circuits.model.supported import check_not_compiled, decided, is_unchecked, unchecked
 
 Place = tuple[str, int | None]
 
@@ -49,6 +49,7 @@ def check(model: nn.Module, tokens: Tensor | None = None) -> pd.DataFrame:
     Raises:
         CircuitsError: the output of a bridge is not that of the model that it wraps.
     """
+    check_not_compiled(model)
     before = decided.pop(model, None)
     unchecked(model)
     try:
@@ -71,7 +72,11 @@ def check(model: nn.Module, tokens: Tensor | None = None) -> pd.DataFrame:
 
 
 def _compare_sites(surface: HookedModel, tokens: Tensor) -> list[tuple[str, int | None, float, str]]:
-    clean = _logits(surface.model(tokens))
+    try:
+        clean = _logits(surface.model(tokens))
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise CircuitsError(f"check: the model itself does not run on these tokens: {what}") from error
     tolerance = _TOLERANCE.get(clean.dtype, _HALF)
     _check_wrapped(surface.model, tokens, clean, tolerance)
     hooks: dict[Place, str] = {

@@ -50,8 +50,6 @@ class HookedModel:
 
     def __init__(self, model: Any) -> None:
         """Reads a model's hook points, form and sizes; refuses models whose hooks are not proved to act."""
-        if not isinstance(model, nn.Module):
-            raise CircuitsError(f"expected a hooked model, got {type(model).__name__}")
         check_not_compiled(model)
         hooks = _hook_points(model)
         self.model: nn.Module = model
@@ -133,9 +131,7 @@ class HookedModel:
                 f"no site {site} in this model{meant or '; it has ' + ', '.join(self.site_names())}"
             )
         if self.bridged and site.kind.whole not in KINDS:
-            raise CircuitsError(
-                f"site {site} is not supported on a {BRIDGE}, where a write there may reach nothing"
-            )
+            raise CircuitsError(f"site {site} is not supported on a {BRIDGE}: a write may reach nothing")
         wanted: Iterable[int | None] = range(self.n_layers) if layers is None else layers
         if site.layer is not None or not site.kind.per_layer:
             wanted = [site.layer]

@@ -192,9 +192,7 @@ def check_mask(mask: Tensor, tokens: Tensor) -> None:
     if bool(wrong.any()):
         index = int(wrong.nonzero()[0])
         problem = "padding between its tokens" if bool(kept[index].any()) else "no token"
-        raise CircuitsError(
-            f"prompts: prompt {index} has {problem}; padding stands before or after the tokens"
-        )
+        raise CircuitsError(f"prompts: prompt {index} has {problem}; padding is before or after the tokens")
 
 
 def check_pair(base: Prompts, source: Prompts, caller: str) -> None:

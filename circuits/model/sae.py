@@ -10,8 +10,7 @@ Marks et al. 2024 (arXiv:2403.19647), where the error is a node too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError, prefix_error_messages
 from circuits.model.activation_recording import keep_hooks_last
-from circuits.model.edit_state import get_edit_state, hold_model_exclusively
+from circuits.model.edit_state import editing_block, get_edit_state, hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import ERROR, FEATURES, KINDS, Site, SiteLike, sae_part_kind
 
@@ -70,8 +69,8 @@ class SAEInsertion:
         return sum(changes, x) if changes else None
 
 
-@contextmanager
-def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[nn.Module]:
+@editing_block
+def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Generator[nn.Module, None, None]:
     """Puts sparse autoencoders (SAEs) in line inside a block; their features are sites of the model there.
 
         with splice(model, {"resid_post.1": sae}):
@@ -94,9 +93,7 @@ def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[n
     """
     surface = HookedModel(model)
     if not isinstance(autoencoders, Mapping) or not autoencoders:
-        raise CircuitsError(
-            f'{CALLER}: give a dict of sites and autoencoders, such as {{"resid_post.1": sae}}'
-        )
+        raise CircuitsError(f'{CALLER}: give sites and autoencoders, such as {{"resid_post.1": sae}}')
     new: dict[str, SAEInsertion] = {}
     for given, sae in autoencoders.items():
         hook, splice = _parse_autoencoder(given, sae, surface)
@@ -127,9 +124,7 @@ def _parse_autoencoder(given: Any, sae: Any, surface: HookedModel) -> tuple[str,
             )
         places = surface.hooks_at(site)
     if len(places) > 1:
-        raise CircuitsError(
-            f'{CALLER}: {site} is a site of {len(places)} layers; name one, such as "{site}.0"'
-        )
+        raise CircuitsError(f'{CALLER}: {site} is of {len(places)} layers; name one, such as "{site}.0"')
     ((layer, hook),) = places
     site = Site(site.name, layer)
     what, pair = f"{CALLER}: {site}", sae if isinstance(sae, tuple | list) else ()

@@ -143,6 +143,7 @@ def unchecked(model: nn.Module) -> nn.Module:
 
     For a family of bridges or a setting that is refused. Results show it in their settings as "unchecked".
     """
+    check_not_compiled(model)
     decided[model] = _UNCHECKED
     return model
 
@@ -207,7 +208,9 @@ _COMPILED = "OptimizedModule"
 
 
 def check_not_compiled(model: nn.Module) -> None:
-    """Refuses a model of which torch.compile has made or changed a part: it passes over hooks that come later."""
+    """Refuses what is no model, and one that torch.compile has changed in part, which passes over later hooks."""
+    if not isinstance(model, nn.Module):
+        raise CircuitsError(f"expected a hooked model, got {type(model).__name__}")
     if type(model).__name__ == _COMPILED:
         raise CircuitsError(
             "this model is compiled, and what is compiled passes over hooks; give the one that torch.compile was given"

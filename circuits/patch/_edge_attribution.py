@@ -315,17 +315,11 @@ def _edge_estimates_at_hook(
         end = start + len(list(group))
         sent, gradients = changes[start:end], at_sum[sum_site].double()
         kept = [sent.where(span[..., None].to(sent.device), 0.0) for span in spans] or [sent]
-        parts_by_sum.append(torch.stack([_sum_products(part, gradients) for part in kept], 2))
+        # Changes [sender batch pos d] times gradients [receiver batch pos d], summed over positions.
+        products = [torch.einsum("sbpd,rbpd->rsb", part, gradients) for part in kept]
+        parts_by_sum.append(torch.stack(products, 2))
         start = end
     return torch.cat(parts_by_sum, 1).flatten(0, 2)
-
-
-def _sum_products(changes: Tensor, gradients: Tensor) -> Tensor:
-    """Returns the sums over positions of changes [sender batch pos d] times gradients [receiver batch pos d], as
-    [receiver sender batch].
-    """
-    by_example = changes.transpose(0, 1).flatten(2) @ gradients.flatten(2).permute(1, 2, 0)
-    return by_example.permute(2, 1, 0)
 
 
 def _backprop_along_stream(

@@ -82,19 +82,16 @@ class Maps:
 
     def __repr__(self) -> str:
         layers, heads = self.mean.shape[:2]
-        return (
-            f"Maps of {layers} × {heads} heads, means over {self.n} examples: .mean, .diffuseness, .of, .plot"
-        )
+        return f"Maps of {layers} × {heads} heads, over {self.n} examples: .mean, .diffuseness, .of, .plot"
 
     def of(self, head: tuple[int, int]) -> Float[Tensor, "query key"]:
         """Returns the map of one head (layer, head)."""
-        layer, index = head
         layers, heads = self.mean.shape[:2]
-        if not (0 <= layer < layers and 0 <= index < heads):
+        if isinstance(head, str) or tuple(head) not in np.ndindex(layers, heads):
             raise CircuitsError(
-                f"no map of head {layer}.{index}: there are layers 0-{layers - 1} and heads 0-{heads - 1}"
+                f"no map of head {head!r}: give (layer, head), of layers 0-{layers - 1} and heads 0-{heads - 1}"
             )
-        return self.mean[layer, index]
+        return self.mean[tuple(head)]
 
     def plot(
         self,

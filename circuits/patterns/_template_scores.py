@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from circuits.errors import CircuitsError, prefix_error_messages
+from circuits.errors import CircuitsError, format_value, prefix_error_messages
 from circuits.figures.layout import Figure
 from circuits.figures.results import SIGNED, heads_figure, pivot_by_head
 from circuits.model.heads import AnyHead, Head, parse_heads
@@ -228,8 +228,15 @@ def classify(
         among: template -> heads: the only heads that can be in this class, such as those that another measure finds
             static.
     """
+    if not isinstance(scores, Scores):
+        got = type(scores).__name__
+        raise CircuitsError(f"patterns.classify: give the result of patterns.scores, got {got}")
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold <= 1:
         raise CircuitsError(f"patterns.classify: threshold is above 0 and at most 1; got {threshold!r}")
+    for given in (unless, among):
+        if given is not None and not isinstance(given, Mapping):
+            got = format_value(given)
+            raise CircuitsError(f"patterns.classify: unless= and among= are dicts by template; got {got}")
     if reserved := {OTHER, UNCLEAR}.intersection(scores.templates):
         raise CircuitsError(f"patterns.classify: {reserved.pop()!r} is no name for a template here")
     unless = dict(unless or {})

@@ -57,14 +57,10 @@ class LogitDifference:
         surface = None if model is None else HookedModel(model)
         prompts = None if prompts is None else parse_tokens_or_texts(prompts, CALLER, "prompts")
         if isinstance(prompts, Texts):
-            raise CircuitsError(
-                f"{CALLER}: give the prompts that were run, of circuits.prompts(model, texts)"
-            )
+            raise CircuitsError(f"{CALLER}: give the prompts that were run, circuits.prompts(model, texts)")
         real = torch.ones(output.shape[:2], dtype=torch.bool) if prompts is None else prompts.real
         if tuple(real.shape) != tuple(output.shape[:2]):
-            raise CircuitsError(
-                f"{CALLER}: the prompts are {list(real.shape)}, the output {list(output.shape)}"
-            )
+            raise CircuitsError(f"{CALLER}: prompts are {list(real.shape)}, the output {list(output.shape)}")
         return self.answers(real, surface, prompts)(output)
 
     def answers(self, real: Tensor, surface: HookedModel | None, prompts: Prompts | None) -> Answers:

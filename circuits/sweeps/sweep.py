@@ -221,9 +221,8 @@ class ModelSweep:
 def _check_numeric_output(output: Any, kept: Tensor | None, title: str) -> Tensor:
     """Returns a model's output, checked to be numbers where the metric reads it."""
     if not isinstance(output, Tensor) or not output.is_floating_point():
-        raise CircuitsError(
-            f"{title}: the model's output is {type(output).__name__}, not a tensor of numbers"
-        )
+        got = getattr(output, "dtype", type(output).__name__)
+        raise CircuitsError(f"{title}: the output is {got}, not a tensor of floats")
     if kept is not None and output.shape[:2] != kept.shape:
         raise CircuitsError(
             f"{title}: the model's output is {list(output.shape)}, without a row for each of the positions "
@@ -289,16 +288,17 @@ def compare(
     measured = Metric.of(metric, given, None, "compare")
     found: Measurements | None = None
     done = 0
-    for clean, outputs in parts if isinstance(parts, Iterable) else ():
+    for part in parts if isinstance(parts, Iterable) else ():
+        if not _is_chunk(part):
+            raise CircuitsError("compare: give a list of (unedited, {name: output}), all of them tensors")
+        clean, outputs = part
         if found is None:
             found = Measurements(
                 [{"variant": name, **(columns or {}).get(name, {})} for name in outputs], "given"
             )
         names = [run["variant"] for run in found.runs]
         if list(outputs) != names:
-            raise CircuitsError(
-                f"compare: a chunk has {', '.join(outputs)}; the first had {', '.join(names)}"
-            )
+            raise CircuitsError(f"compare: a chunk has {', '.join(outputs)}; the first {', '.join(names)}")
         of_chunk = measured.at(slice(done, done + len(clean)))
         done += len(clean)
         found.add(-1, of_chunk.measure(clean, clean, BASELINE))
@@ -314,3 +314,8 @@ def compare(
         got = "no outputs" if found is None or not found.runs else f"{done} examples, batch has {len(given)}"
         raise CircuitsError(f"compare: {got}; give the unedited output and others, of all examples")
     return tabulate(found, resampling, {}, {"engine": "given", "n": done}, measured.untested)
+
+
+def _is_chunk(part: Any) -> bool:
+    is_pair = isinstance(part, tuple | list) and len(part) == 2 and isinstance(part[1], Mapping)
+    return is_pair and all(isinstance(x, Tensor) for x in (part[0], *part[1].values()))

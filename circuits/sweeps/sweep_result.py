@@ -75,9 +75,7 @@ class SweepResult:
         labels = stringify_keys(parts, "SweepResult.concat", "models") if isinstance(parts, Mapping) else {}
         results = list(labels.values() or (parts if isinstance(parts, Iterable) else ()))
         if not results or not all(isinstance(one, SweepResult) for one in results):
-            raise CircuitsError(
-                "SweepResult.concat: give results of sweep, in a list or by label of their model"
-            )
+            raise CircuitsError("SweepResult.concat: give results of sweep, in a list or by model label")
         for at, label in enumerate(labels):
             frame, baseline = results[at].frame, results[at].baseline
             named = {"frame": frame.assign(checkpoint=label), "baseline": baseline.assign(checkpoint=label)}
@@ -85,9 +83,7 @@ class SweepResult:
         first = results[0].settings
         for name in ("seed", "draws", "flips", "n", "positions"):
             if any(one.settings.get(name) != first.get(name) for one in results):
-                raise CircuitsError(
-                    f"SweepResult.concat: {name} differs between parts; give all sweeps the same"
-                )
+                raise CircuitsError(f"SweepResult.concat: {name} differs between parts; give all the same")
         frame = pd.concat([one.frame for one in results], ignore_index=True)
         baseline = pd.concat([one.baseline for one in results], ignore_index=True)
         row, model = ["variant", "draw", "checkpoint", "metric"], ["checkpoint", "metric"]
@@ -141,7 +137,7 @@ class SweepResult:
             values: the column of the numbers.
             metric: one of them; needed where there are several and none of the columns is `metric`.
         """
-        given = [index] if isinstance(index, str) else list(index or ())
+        given: list[Any] = list(index) if isinstance(index, list | tuple) else [index]
         if not given or not all(isinstance(name, str) for name in (*given, columns, values)):
             raise CircuitsError("pivot: give names of columns: index, one or several, and columns")
         if metric is None and len(self.metrics) > 1 and "metric" not in (*given, columns):
@@ -150,6 +146,8 @@ class SweepResult:
         *down, across, values = (n if n in rows else n.removesuffix("s") for n in (*given, columns, values))
         if unknown := {*down, across, values} - {*rows}:
             raise CircuitsError(f"pivot: no column {unknown.pop()!r}; there are {', '.join(map(str, rows))}")
+        if across in down:
+            raise CircuitsError(f"pivot: {across} goes down or across, not both")
         rows = rows[rows["draw"].isna()].dropna(subset=[*down, across])
         if rows.duplicated([*down, across]).any():
             raise CircuitsError(f"pivot: several variants have the same {', '.join(down)} and {across}")
@@ -194,9 +192,7 @@ def parse_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> dict[str
     """
     seed = parse_seed(seed, caller)
     if not all(is_whole(count, 1) and count <= 10**7 for count in (draws, flips)):
-        raise CircuitsError(
-            f"{caller}: draws and flips are positive numbers up to 10**7, got {draws} and {flips}"
-        )
+        raise CircuitsError(f"{caller}: draws and flips are from 1 to 10**7, got {draws} and {flips}")
     return {"seed": seed, "draws": int(draws), "flips": int(flips)}
 
 

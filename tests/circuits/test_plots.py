@@ -28,16 +28,6 @@ def per_head(model, tokens):
     return sweep(model, tokens, ablate.each(ablate.uniform, heads("all", model)), metric, **FEW)
 
 
-def has_title_and_axes(figure):
-    """A title, and a name on at least one axis of each direction, unless a panel says it."""
-    assert figure.layout.title.text
-    assert figure.layout.height > 100
-    for axis in ("xaxis", "yaxis"):
-        names = [figure.layout[one].title.text for one in figure.layout if str(one).startswith(axis)]
-        assert any(names), f"no {axis} of the figure {figure.layout.title.text!r} has a name"
-    return True
-
-
 def test_a_title_takes_room_of_its_own_and_gives_it_back(per_head):
     titled = per_head.plot()
     # Plotly's toolbar ends 25 pixels below the upper edge.

@@ -1,12 +1,13 @@
 """Against loops in plain numpy, exact enumeration, and what the definitions say."""
 
 import itertools
+import re
 import warnings
 
 import numpy as np
 import pytest
 
-from circuits.statistics import bootstrap, holm, percentiles, sign_flip_p_values, summarise
+from circuits.statistics import bootstrap, holm, least_p_notes, percentiles, sign_flip_p_values, summarise
 
 
 @pytest.fixture
@@ -29,32 +30,21 @@ def test_bootstrap_resamples_examples_and_recomputes_the_ratio(data):
     np.testing.assert_allclose(bootstrap(sums, counts, seed=7, draws=50), expected, rtol=1e-12)
 
 
-def test_intervals_are_percentiles_and_effects_are_paired(data):
-    sums, counts = data
-    found = summarise(sums, counts, seed=3, draws=500, flips=100, level=0.9)
-    draws = bootstrap(sums, counts, seed=3, draws=500)
-    np.testing.assert_allclose(found.value_ci_low, np.quantile(draws, 0.05, axis=0))
-    np.testing.assert_allclose(found.value_ci_high, np.quantile(draws, 0.95, axis=0))
-    np.testing.assert_allclose(found.effect_ci_low, np.quantile(draws - draws[:, :1], 0.05, axis=0))
-    # An edit that adds the same to every entry has an effect without spread, though the values have one.
-    same = np.stack([sums[0], sums[0] + 0.5 * counts[0]])
-    paired = summarise(same, counts[[0, 0]], seed=3, draws=500, flips=100, level=0.9)
-    np.testing.assert_allclose([paired.effect_ci_low[1], paired.effect_ci_high[1]], 0.5)
-    assert paired.value_ci_high[1] - paired.value_ci_low[1] > 0.1
-
-
-def test_ratios_are_paired(data):
-    sums, counts = data
-    found = summarise(sums, counts, seed=3, draws=500, flips=100, level=0.9)
-    draws = bootstrap(sums, counts, seed=3, draws=500)
+def test_intervals_are_percentiles_of_paired_resamples(data):
+    found = summarise(*data, seed=3, draws=500, flips=100, level=0.9)
+    draws = bootstrap(*data, seed=3, draws=500)
+    changes, ratios = draws - draws[:, :1], draws / draws[:, :1]
+    for name, drawn in {"value": draws, "effect": changes, "ratio": ratios}.items():
+        for end, expected in zip(("low", "high"), np.quantile(drawn, [0.05, 0.95], axis=0), strict=True):
+            np.testing.assert_allclose(getattr(found, f"{name}_ci_{end}"), expected)
     np.testing.assert_allclose(found.ratio, found.value / found.value[0])
-    np.testing.assert_allclose(found.ratio_ci_low, np.quantile(draws / draws[:, :1], 0.05, axis=0))
-    np.testing.assert_allclose(found.ratio_ci_high, np.quantile(draws / draws[:, :1], 0.95, axis=0))
-    # An edit that doubles every entry has a ratio without spread.
-    paired = summarise(
-        np.stack([sums[0], 2 * sums[0]]), counts[[0, 0]], seed=3, draws=500, flips=1, level=0.9
-    )
-    np.testing.assert_allclose([paired.ratio[1], paired.ratio_ci_low[1], paired.ratio_ci_high[1]], 2)
+    # An edit that adds the same to every entry, or doubles it, has an effect or a ratio without spread.
+    (sums, *_), (counts, *_) = data
+    given = np.stack([sums, sums + 0.5 * counts, 2 * sums]), np.stack([counts] * 3)
+    paired = summarise(*given, seed=3, draws=500, flips=1, level=0.9)
+    np.testing.assert_allclose([paired.effect_ci_low[1], paired.effect_ci_high[1]], 0.5)
+    np.testing.assert_allclose([paired.ratio[2], paired.ratio_ci_low[2], paired.ratio_ci_high[2]], 2)
+    assert paired.value_ci_high[1] - paired.value_ci_low[1] > 0.1
     # Nothing can be said in multiples of an error of zero, nor of one example.
     none = summarise(np.array([[0.0, 0], [1, 2]]), np.ones((2, 2)), seed=0, draws=9, flips=1, level=0.9)
     assert np.isnan([none.ratio[1], none.ratio_ci_low[1], none.ratio_ci_high[1]]).all()
@@ -87,18 +77,6 @@ def test_a_ratio_that_no_resample_changes_is_known_beside_a_baseline_that_may_be
     np.testing.assert_allclose(found.ratio, [1, 0.3, 1, -16])
     for bound in (found.ratio_ci_low, found.ratio_ci_high):
         np.testing.assert_allclose(bound, [1, 0.3, 1, np.nan])
-
-
-def test_exact_sign_flip_on_plain_values():
-    """All 2^6 sign patterns of the paired differences, one by one."""
-    difference = np.array([0.3, 0.5, -0.1, 0.9, 0.2, 0.4])
-    clean = np.array([1.0, 2.0, 0.5, 0.1, 3.0, 1.5])
-    signs = np.array(list(itertools.product([1, -1], repeat=6)))
-    means = np.abs((signs * difference).mean(1))
-    expected = (means >= abs(difference.mean()) - 1e-12).mean()
-    found = sign_flip_p_values(np.stack([clean, clean + difference]), np.ones((2, 6)), seed=0, flips=64)
-    np.testing.assert_allclose(found, [1.0, expected])
-    assert expected == 4 / 64
 
 
 def test_exact_swaps_on_ratios():
@@ -148,6 +126,31 @@ def test_holm_by_hand():
     np.testing.assert_allclose(found, [0.04, 0.09, np.nan, 0.09, 0.5])
     np.testing.assert_allclose(holm(np.array([0.6, 0.7])), [1.0, 1.0])
     assert len(holm(np.array([]))) == 0
+
+
+@pytest.mark.parametrize(
+    ("tests", "examples", "flips"),
+    [(600, 100, 9999), (600, 10, 9999), (1, 4, 9999), (1, 6, 9999), (3, 9, 9), (5, 9, 511), (14, 9, 512)],
+)
+def test_advice_is_given_where_the_strongest_data_have_large_p_values_and_is_enough(tests, examples, flips):
+    """Every example changes by the same."""
+
+    def smallest(examples, flips):
+        sums = np.repeat([[0.0], [1.0]], [1, tests], axis=0) * np.ones(examples)
+        p_values = sign_flip_p_values(sums, np.ones_like(sums), seed=0, flips=flips)[1:]
+        return holm(p_values).min(), least_p_notes(np.append(p_values, np.nan), examples, flips)
+
+    best, notes = smallest(examples, flips)
+    assert bool(notes) == (best >= 0.05)
+    for line in notes:
+        assert f"of {tests} test{'s' * (tests > 1)} of {examples} examples with flips={flips} is" in line
+        assert f"below {best:.2g}; " in line
+        numbers = re.findall(r"(flips=)?(\d+)", line.partition("; ")[2])
+        advised = {"flips" if is_flips else "examples": int(n) for is_flips, n in numbers}
+        enough = {"examples": examples, "flips": flips} | advised
+        assert smallest(**enough) == (pytest.approx(0.05, abs=0.05), [])
+        for name in advised:
+            assert smallest(**enough | {name: enough[name] - 2})[0] >= 0.05
 
 
 def test_p_values_are_uniform_when_nothing_happens():

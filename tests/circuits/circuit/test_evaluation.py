@@ -1,11 +1,14 @@
 """Faithfulness, completeness and minimality against runs made one by one, and curves with their areas."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from circuits import circuit, patch, run
 from circuits.circuit import _circuit_runner
+from tests.circuits.circuit.test_intervention import ByHand, sources
 
 #: Random models tell clean from source by chance; what is counted here holds without a gap, too.
 pytestmark = pytest.mark.filterwarnings("ignore:circuit.*the gap between clean and source run is")
@@ -133,27 +136,46 @@ def test_completeness_takes_subsets_out_of_the_circuit_and_of_the_model(model, t
         removed = circuit.edges(row["removed"])
         assert len(removed) == row["size"] >= 1
         assert removed <= c
-        sums, counts = pooled(
-            model,
-            tokens,
-            [
-                (),
-                (circuit.edges([]).keep(other_tokens),),
-                ((c - removed).keep(other_tokens),),
-                (removed.cut(other_tokens),),
-            ],
-        )
-        whole = sums.sum(1) / counts.sum(1)
-        share = (whole[2:] - whole[1]) / (whole[0] - whole[1])
+        rest = circuit.full(model) - removed
+        _, share, drawn = by_hand(model, tokens, other_tokens, [c - removed, rest])
         np.testing.assert_allclose([row["without"], row["model_without"]], share, rtol=1e-8, atol=1e-12)
         np.testing.assert_allclose(row["difference"], share[0] - share[1], rtol=1e-8, atol=1e-12)
-        drawn = resampled(sums, counts, 50)
-        drawn = (drawn[:, 2] - drawn[:, 3]) / (drawn[:, 0] - drawn[:, 1])
-        np.testing.assert_allclose(
-            [row["difference_ci_low"], row["difference_ci_high"]],
-            np.quantile(drawn, [0.025, 0.975]),
-            rtol=1e-6,
-        )
+        bounds = np.quantile(drawn[:, 0] - drawn[:, 1], [0.025, 0.975])
+        found_bounds = [row["difference_ci_low"], row["difference_ci_high"]]
+        np.testing.assert_allclose(found_bounds, bounds, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["resample", "mean", "zero"])
+def test_effects_of_one_edge_are_those_of_forwards_with_separate_inputs_by_hand(
+    how, hooked_only, make_model, tokens, other_tokens
+):
+    """Exact effects are of the whole model without an edge, shares of minimality of a circuit without it."""
+    model, given = make_model(family=hooked_only), None if how == "zero" else other_tokens
+    hand, every = ByHand(model), {*circuit.full(model)}
+    theirs = sources(hand, other_tokens, how)
+
+    def agrees(rows, columns, kept, rests, unit=1.0):
+        """Compares changes from rests [row] to what is kept, each test by all 2^8 flips and by Holm."""
+        measured = [metric(hand.kept(tokens, theirs, names)).detach().numpy() for names in (*rests, kept)]
+        change = np.array(measured[:-1]) - measured[-1]
+        flipped = np.abs(change @ np.array(list(itertools.product([1, -1], repeat=8))).T)
+        p = np.mean(flipped >= np.abs(change.sum(1, keepdims=True)) - 1e-9, axis=1)
+        adjusted = [min(1, max((p >= one).sum() * one for one in p if one <= own)) for own in p]
+        for column, expected in zip(columns, (change.mean(1) / unit, p, adjusted), strict=True):
+            np.testing.assert_allclose(rows[column].astype(float), expected, rtol=1e-7, atol=1e-10)
+
+    asked = {"how": how, "draws": 50, "flips": 256}
+    found = patch.edges(model, tokens, given, metric, exact=6, **asked)
+    rows = found.frame.dropna(subset="effect")
+    agrees(rows, ["effect", "p_value", "p_adjusted"], every, [every - {edge} for edge in rows["variant"]])
+    # Of the six strongest and six others, one of which ends at a head that the circuit lacks.
+    c = found.top(6) | circuit.edges(["embed -> 0.3.q", *found.ranking()[20:25]], model)
+    asked |= {"random": 0, "subsets": 0}
+    rows = circuit.evaluate(model, c, tokens, given, metric, **asked).minimality
+    assert list(rows["member"]) == list(c)
+    ends = [metric(hand.kept(tokens, theirs, names)).mean().item() for names in (every, ())]
+    columns, unit = ["share", "p_value", "p_adjusted"], ends[1] - ends[0]
+    agrees(rows, columns, {*c}, [{*c} - {edge} for edge in c], unit)
 
 
 def test_controls_are_random_circuits_of_what_can_matter_as_large_and_at_as_many_positions(

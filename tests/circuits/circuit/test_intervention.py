@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from circuits import CircuitsError, cache, circuit, edit, intervene, patch, run, sweep
+from circuits import CircuitsError, cache, circuit, edit, intervene, patch, run
 
 # Settings of random models; each circuit is of one of them.
 MODELS = {
@@ -182,19 +182,6 @@ def test_sources_as_tokens_and_as_activations_of_the_run_or_of_one_example(two_l
         assert torch.equal(run(two_layers, tokens, c.keep(theirs)), expected)
     with pytest.raises(CircuitsError, match=r"source .*2.*, the run .*8|batch"):
         run(two_layers, tokens, c.keep(other_tokens[:2]))
-
-
-def test_in_a_sweep_with_chunks_and_on_both_classes(causal, tokens, other_tokens):
-    found = {
-        "kept": circuit.edges("embed -> 0.1.v; 0.1 -> output; pos_embed -> 0.1.k").keep(other_tokens),
-        "nodes": circuit.nodes("embed; mlp1; 0.1").cut(other_tokens, "mean"),
-        "all": circuit.full(causal).keep(other_tokens),
-    }
-    frame = sweep(causal, tokens, found, lambda x: x[:, -1].square().sum(-1), batch_size=3).frame
-    values = [float(run(causal, tokens, one)[:, -1].square().sum(-1).mean()) for one in found.values()]
-    np.testing.assert_allclose(frame["value"], values, rtol=1e-11)
-    assert list(frame["null_effect"]) == [False, False, True]
-    assert list(frame["intervention"]) == ["circuit.keep", "circuit.cut", "circuit.keep"]
 
 
 def test_edits_act_on_the_run_that_is_kept(two_layers, tokens, other_tokens):

@@ -136,6 +136,9 @@ def test_reasons_to_run_alone(make_model, hooked_only):
     model.blocks[1].mlp.forward = model.blocks[1].mlp.forward
     assert "there is a forward of its own on blocks.1.mlp" in reason()
     del model.blocks[1].mlp.forward
+    model.cfg.positional_embedding_type = "shortformer"
+    assert reason() == "positions enter every block"
+    model.cfg.positional_embedding_type = "standard"
     model.embed.__class__ = type("Mine", (type(model.embed),), {"__module__": "mine"})
     assert "its class Mine is not the library's" in reason()
 

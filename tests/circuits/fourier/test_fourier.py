@@ -60,6 +60,18 @@ def test_power_is_that_of_the_fft(sizes):
     assert "share norm" in " ".join(repr(found).split())
 
 
+def test_the_axis_of_weights():
+    weights = torch.nn.Parameter(noise(6, 12, 4))
+    grid = fourier.Grid({"a": 3, "b": 4})
+    for axis in (1, -2):
+        found = fourier.spectrum(weights, grid, axis).power
+        for row, column in np.ndindex(6, 4):
+            power = fourier.spectrum(weights[row, :, column], grid).power
+            torch.testing.assert_close(found[:, :, row, column], power)
+    assert not found.requires_grad
+    assert fourier.transform(weights, 1).requires_grad
+
+
 def inputs(period, order):
     rows = torch.cartesian_prod(torch.arange(period), torch.arange(period))
     rows = torch.cat([rows, torch.full((len(rows), 1), period)], 1)

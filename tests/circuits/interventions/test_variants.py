@@ -31,19 +31,6 @@ def test_names(causal):
     assert taken[0] == {"heads": [first]}
 
 
-@pytest.mark.usefixtures("untyped")
-def test_each_names_and_refuses_doubles(causal):
-    made = ablate.each(ablate.zero, [*heads("0.1", causal), "mlp_out.1", 1, np.int64(0)])
-    assert list(made) == ["0.1", "mlp_out.1", "layer 1", "layer 0"]
-    assert made["0.1"] == ablate.zero("0.1")
-    assert made["layer 1"] == ablate.zero(1)
-    with pytest.raises(CircuitsError, match=r"two combinations are called 'mlp_out\.1'"):
-        ablate.each(ablate.zero, ["mlp_out.1", "mlp_out.1"])
-    for items, shown in (([], r"\[\]"), (None, "None"), (torch.tensor(0), r"tensor\(0\)")):
-        with pytest.raises(CircuitsError, match=f"a list of items, got 'what': {shown}"):
-            ablate.each(ablate.zero, items)
-
-
 def test_each_calls_a_number_by_what_it_is_for(causal):
     for make, names in (
         (ablate.zero, ["layer 0", "layer 1"]),

@@ -26,10 +26,6 @@ def reads_two(output, rows):
     return {"pair": ((loss * kept).sum(1), kept.sum(1)), "sum": loss.sum(1)}
 
 
-def reads_everywhere(output, rows):
-    return reads_two(output, rows)
-
-
 reads_two.read_positions = (1, 4)
 
 

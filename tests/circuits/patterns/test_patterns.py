@@ -223,6 +223,20 @@ def test_a_class_needs_an_interval_above_the_threshold(grid, tokens):
     assert set(patterns.classify(found, threshold=0.19).groups) == {"row"}
 
 
+def test_of_one_example_nothing_is_sure_and_of_no_visible_key_nothing_is_said(grid, tokens):
+    """Another template with no key at a scored query has a score of NaN, and cannot fit."""
+    named = {"row": TEMPLATES["row"], "first": patterns.constant(LENGTH, 0) & torch.eye(LENGTH).bool()}
+    with intervene(grid, attending(spread(TEMPLATES["row"]))):
+        for count, expected in ((1, "unclear"), (8, "row")):
+            found = patterns.scores(grid, tokens[:count], named, positions=[1, 2])
+            assert found.frame["effect_ci_low"].isna().tolist() == [count == 1, True] * 8
+            for unless in (None, {"row": "first"}):
+                frame = patterns.classify(found, unless=unless).frame
+                assert set(frame["class"]) == {expected}
+                assert set(frame["template"]) == {"row"}
+            assert set(patterns.classify(found, unless={"first": "row"}).groups) == {"other"}
+
+
 def half(pattern, where, otherwise):
     """One pattern [query key] at some queries, another at the others."""
     return torch.where(where[:, None], pattern, otherwise)

@@ -22,7 +22,7 @@ PIECES = [
 ]
 PIECES += ["(", ".", "Paris", "Rome", "\u2581Paris", "\u2581Rome"]
 ID = {piece.replace("\u2581", " "): number for number, piece in enumerate(PIECES)}
-TEXTS = ["One day.", "One day. One ("]
+TEXTS = ["One day.", "One day . One ("]
 
 
 @pytest.fixture(scope="module")

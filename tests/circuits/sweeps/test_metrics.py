@@ -188,6 +188,8 @@ def test_several_metrics_by_name_are_each_alone_and_get_copies(causal, tokens):
         rows = found.of_metric(name).frame
         for column in ("value", "effect", "effect_ci_low", "p_value"):
             np.testing.assert_allclose(rows[column], alone[column], err_msg=name)
+    two_answers = {"there": answers, "last": logit_difference(1, 2)}
+    assert sweep(causal, tokens, variants, two_answers, draws=9).settings["positions"] == [2, -1]
     outputs = run(causal, tokens), {"zero": run(causal, tokens, variants["zero"])}
     given = compare([outputs], several, tokens).of_metric("difference").frame
     zero = found.of_metric("difference").frame
