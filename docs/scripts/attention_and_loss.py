@@ -13,7 +13,7 @@ import pandas
 from scipy.stats import t as student
 
 from circuits import patterns
-from interp_tasks import load_checkpoints
+from interp_tasks import load_checkpoint
 from interp_tasks.checkpoints import read_metrics, read_run
 from interp_tasks.checkpoints.run_files import stored_steps
 
@@ -28,7 +28,7 @@ def measured(run: str) -> pandas.DataFrame:
     errors = {line["step"]: line["validation"]["mse_masked"] for line in read_metrics(run)}
     steps = [step for step in stored_steps(run) if step in DENSE or step == LAST]
     rows = []
-    for checkpoint in load_checkpoints(f"{run}@{','.join(map(str, steps))}"):
+    for checkpoint in (load_checkpoint(f"{run}@{step}") for step in steps):
         task, model = checkpoint.task, checkpoint.model
         batch = task.sample(SAMPLES, seed=0, split="test")
         templates = {name: task.attention_templates()[name] for name in ("row", "column")}
