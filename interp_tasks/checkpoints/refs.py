@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import os
 import re
 from bisect import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -205,7 +206,8 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
         raise UserError(f"an empty checkpoint reference: it is RUN@STEP, STEP being {GRAMMAR}")
     run, at, selection = text.rpartition("@")
     selectors: list[str] = []
-    is_folder = isinstance(ref, Path) or Path(text).is_dir()
+    # Of a text longer than a name may be, Path.is_dir() raises.
+    is_folder = isinstance(ref, Path) or os.path.isdir(text)
     if is_folder or not at:
         run = text
     else:
@@ -214,7 +216,7 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
         check_selector(selector, text)
     if not run:
         raise UserError(f"{text!r} names no run before the @: it is RUN@STEP")
-    is_glob = glob.has_magic(run) and not is_folder and not Path(run).is_dir()
+    is_glob = glob.has_magic(run) and not is_folder and not os.path.isdir(run)
     resolved: dict[Path, ResolvedCheckpoint] = {}
     for each in _matching_runs(run) if is_glob else [run]:
         for checkpoint in _checkpoints_in_run(each, selectors, text):

@@ -94,6 +94,7 @@ def complaint(ref):
         ("@1000:", [1000, 2000, 3000, 4000]),
         ("@:2", [0, 1, 2]),
         ("@3:250", [4, 100, 200]),
+        ("@" + ",".join(["4"] * 200), [4]),  # longer than a name may be
     ],
 )
 def test_selectors(place, selector, steps):
