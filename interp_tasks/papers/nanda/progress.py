@@ -261,7 +261,7 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
             return ""
         return number(row[split], 3, sign=True) if row["metric"].startswith("change") else number(row[split])
 
-    splits = [split for split in SPLITS if split == ALL or (frame["split"] == split).any()]
+    splits = [split for split in SPLITS if split == ALL or frame[split].notna().any()]
     columns = [Column("", "variant"), Column("measure", "metric")]
     return [*columns, *(Column(split, split, partial(text, split=split)) for split in splits)]
 

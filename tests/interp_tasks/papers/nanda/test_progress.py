@@ -13,7 +13,7 @@ from interp_tasks import experiments, load_checkpoint
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.papers.grid_inputs import GridInputs
-from interp_tasks.papers.nanda import phases
+from interp_tasks.papers.nanda import phases, progress
 from interp_tasks.papers.nanda.progress_measures import GridModel, loss_rows, split_rows
 from tests.interp_tasks.rows import row_of
 
@@ -357,6 +357,7 @@ def test_a_checkpoint_that_does_not_say_what_it_was_trained_on(addition, models,
     assert value(found, "sum", "loss", split="train") == pytest.approx(losses[indices].mean())
     assert value(found, "sum", "loss", split="test") == pytest.approx(np.delete(losses, indices).mean())
     assert set(found.loc[found["split"] == "test", "n"]) == {P * P - 7}
+    assert progress.view_columns(progress.view_rows(found))[-1].header == "test"
 
 
 @pytest.mark.parametrize("kind", ["restricted to key frequencies", "cosines of key frequencies"])
