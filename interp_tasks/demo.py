@@ -87,13 +87,6 @@ class Demo:
     sums: ShippedRunOutcome
 
 
-def check_runs() -> None:
-    """Refuse, before slow work, a demo whose checkpoints are not there."""
-    for run in (MATRIX_RUN, MODULAR_RUN):
-        for mark in WHEN:
-            resolve(f"{run}@{mark}")
-
-
 def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> Demo:
     """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."""
     examples = Examples.of({"samples": samples, "seed": seed, "progress": progress})

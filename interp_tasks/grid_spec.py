@@ -31,6 +31,8 @@ RECIPES = "recipes"
 
 
 class Section(BaseModel):
+    """A section of a file: frozen, without unknown keys or infinite numbers."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 

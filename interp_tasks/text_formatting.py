@@ -61,7 +61,7 @@ def format_flop(count: int) -> str:
     return format_scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Formats bytes as ``3.82 MiB``."""
     return format_scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 

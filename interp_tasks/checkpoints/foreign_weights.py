@@ -27,7 +27,15 @@ from interp_tasks.checkpoints.checkpoint import (
     one_line_error,
     save_checkpoint,
 )
-from interp_tasks.checkpoints.run_files import checkpoint_folder, is_step, read_json
+from interp_tasks.checkpoints.run_files import (
+    METRICS_FILE,
+    check_no_run,
+    check_run_name,
+    checkpoint_folder,
+    is_step,
+    read_json,
+    read_metrics,
+)
 from interp_tasks.checkpoints.run_writer import RunFolder, declared_drop
 from interp_tasks.disk import MAX_JSON, read_file
 from interp_tasks.errors import UserError
@@ -190,6 +198,8 @@ def import_checkpoint(
             that is missing.
     """
     folder = Path(source)
+    check_no_run(Path(out).resolve().parent)
+    check_run_name(Path(out))
     if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
         raise UserError(f"{tokenizer} holds no Hugging Face tokenizer (tokenizer.json)")
     lines = None if log is None else read_foreign_log(Path(log))
@@ -205,12 +215,15 @@ def import_checkpoint(
     with RunFolder.open(out, {"task": of_task, "model": described, "train": {}}, info) as run:
         if tokenizer is not None:
             save_tokenizer(Path(tokenizer), run.path)
-        for line in lines or []:
-            run.log(line)
         paths = {
             number: save_checkpoint(checkpoint_folder(run.path, number), model, task, number)
             for number, model in models.items()
         }
+        # An earlier import may have logged the first of these lines.
+        logged = read_metrics(run.path) if (run.path / METRICS_FILE).is_file() else []
+        for line in lines or []:
+            if not logged or line["step"] > logged[-1]["step"]:
+                run.log(line)
     return [ImportedCheckpoint(path, number, *arranged[number]) for number, path in paths.items()]
 
 
@@ -279,7 +292,8 @@ def read_state(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
     if isinstance(state, Mapping):
         state = next((state[name] for name in NESTED if isinstance(state.get(name), Mapping)), state)
-    if not isinstance(state, Mapping) or not any(isinstance(each, Tensor) for each in state.values()):
+    named = isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
+    if not named or not any(isinstance(each, Tensor) for each in state.values()):
         raise UserError(f"{file} holds no state_dict: save model.state_dict()")
     for prefix in WRAPPERS:
         if all(name.startswith(prefix) for name in state):
@@ -408,15 +422,15 @@ def read_foreign_log(file: Path) -> list[dict[str, Any]]:
                 for row in csv.DictReader(io.StringIO(text))
             ]
         else:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, AttributeError) as error:
+            rows = [dict(json.loads(line)) for line in text.splitlines() if line.strip()]
+    except (ValueError, TypeError) as error:
         raise UserError(f"{file} is no CSV or JSON Lines of numbers: {error}") from None
-    lines = []
+    lines: list[dict[str, Any]] = []
     for number, row in enumerate(rows, start=1):
         step = row.pop("step", row.pop("epoch", None))
-        if not is_step(step):
-            raise UserError(f"{file}, row {number}: no whole number in a column named step or epoch")
-        line: dict[str, Any] = {"step": step, "train": {}, "validation": {}}
+        if not is_step(step) or (lines and step <= lines[-1]["step"]):
+            raise UserError(f"{file}, row {number}: no later whole number in a column named step or epoch")
+        line = {"step": step, "train": {}, "validation": {}}
         for name, value in row.items():
             of, _, metric = name.replace("/", "_").partition("_")
             is_named = of in SPLITS and metric

@@ -364,17 +364,17 @@ def _select(selector: str, path: Path, run: str, steps: list[int]) -> Iterable[i
     """Returns those of a run's stored steps that a selector names; all of them must be stored."""
     if selector in ("all", "last"):
         return steps if selector == "all" else steps[-1:]
-    wanted: Iterable[int]
+    wanted: Sequence[int]
     if selector in MARKS:
         wanted = [find_marks(path, run, [selector])[selector]]
     elif ranged := _RANGE.match(selector):
         first, last = int(ranged[1] or 0), int(ranged[2] or steps[-1])
         if ranged[3] is None:
             wanted = [step for step in steps if first <= step <= last]
-            if not wanted:
-                raise UserError(f"{run} stores no step in {selector}: it has {_format_steps(steps)}")
         else:
             wanted = range(first, last + 1, int(ranged[3]))
+        if not wanted:
+            raise UserError(f"{run} stores no step in {selector}: it has {_format_steps(steps)}")
     else:
         wanted = [int(selector)]
     # Of a range without end the first that is missing is refused.

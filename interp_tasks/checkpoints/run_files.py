@@ -291,6 +291,7 @@ def size_and_sha256(content: bytes) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
+#: Version of the format of ``run.json`` and ``meta.json``.
 FORMAT = 1
 #: Field -> its kinds.
 META_KINDS: dict[str, tuple[type, ...]] = {

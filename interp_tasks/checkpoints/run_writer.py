@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from torch import Tensor
 from transformer_lens import HookedTransformer
@@ -24,6 +24,7 @@ from interp_tasks.checkpoints.checkpoint import fill_parameters, read_tensors, s
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
     CLOCK_FILE,
+    FORMAT,
     LOGGED,
     METRICS_FILE,
     RUN_FILE,
@@ -52,10 +53,6 @@ from interp_tasks.disk import (
 from interp_tasks.errors import UserError
 from tasks.base import Task
 
-if TYPE_CHECKING:
-    from tasks.base import Task
-
-FORMAT = 1
 _MISSING = "(not set)"
 
 

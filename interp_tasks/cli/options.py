@@ -26,7 +26,6 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.loaded_checkpoints import Examples, Options, resolve_refs
 from interp_tasks.measurement.option_parsing import DEVICE, PROMPT_METRICS, check_choice, unknown_name_error
 from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, find_view, result_file_path
-from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.setting_parsing import import_file, parse_settings
 
 if TYPE_CHECKING:
@@ -199,9 +198,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
         given: Any = {name: value for name, value in asked.items() if value != []}
         options: Any = {name: value for name, value in given.items() if name in Options.__annotations__}
         examples, found = Examples.of(options if of_examples else {}), cast(Any, ckpt)
-        if of_runs:
-            find_runs(ckpt)
-        else:
+        if not of_runs:
             found = resolve_refs(ckpt, examples) if ckpt or examples.task is None else []
             if metric not in (None, "all") and examples.tokens is None and experiment.judged_by_task:
                 check_metric(metric, found, examples)

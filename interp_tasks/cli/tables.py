@@ -19,6 +19,7 @@ from rich.cells import cell_len
 
 from interp_tasks.cli.terminal import note, write_data
 from interp_tasks.measurement.result import EXPERIMENTS, find_view, shown_table
+from interp_tasks.pages import number
 from interp_tasks.text_formatting import LAYOUT, printable
 
 if TYPE_CHECKING:
@@ -140,10 +141,10 @@ def print_blocks(
     out = console()
     parts = lay_out(kept, out.width)
     wide = console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
-    for number, (block, (*first, last)) in enumerate(zip(blocks, heads, strict=True)):
+    for at, (block, (*first, last)) in enumerate(zip(blocks, heads, strict=True)):
         known = {*last, *(part.partition(" ")[2] for part in last)}
-        more = [part for part in shared[number] if known.isdisjoint((part, part.partition(" ")[2] or part))]
-        if number:
+        more = [part for part in shared[at] if known.isdisjoint((part, part.partition(" ")[2] or part))]
+        if at:
             out.print()
         for above in filter(None, [*first, [*last, *more]]):
             out.print(heading(above, out.width), style="bold")
@@ -268,9 +269,13 @@ def print_rows(
         write_data(json.dumps(list(rows), indent=1, ensure_ascii=False) + "\n")
     elif format == "csv":
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: as_cell(value) for key, value in row.items()} for row in rows)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([row.keys() for row in rows[:1]])
+        for row in rows:
+            cells = row.values()
+            writer.writerow(
+                json.dumps(cell) if isinstance(cell, (dict, list, tuple)) else cell for cell in cells
+            )
         write_data(text.getvalue())
     else:
         columns = [
@@ -291,7 +296,7 @@ def as_cell(value: Any) -> str:
         return " ".join(f"{key} {as_cell(part)}" for key, part in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(as_cell, value))
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "" if value is None else number(value) if isinstance(value, float) else str(value)
 
 
 def training_progress(progress: Progress | None, name: str) -> Callable[..., None] | None:

@@ -277,13 +277,11 @@ class Result:
 
     def records(self) -> list[dict[str, Any]]:
         """Returns the rows as JSON values; a missing value is ``None``, never NaN."""
-        rows = self.frame.to_dict("records")
-        return [{str(name): json_value(value) for name, value in row.items()} for row in rows]
+        return frame_records(self.frame)
 
     def to_json(self) -> str:
         """Returns a list of records."""
-        rows = (json.dumps(record, allow_nan=False, ensure_ascii=False) for record in self.records())
-        return "[\n" + ",\n".join(rows) + "\n]\n"
+        return frame_to_json(self.frame)
 
     def to_csv(self) -> str:
         """Returns comma-separated values with a header."""
@@ -402,6 +400,18 @@ def join(results: Sequence[Result]) -> Result:
         notes,
         results[0].versions,
     )
+
+
+def frame_records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
+    """Returns the rows of a table as JSON values; a missing value is ``None``, never NaN."""
+    rows = frame.to_dict("records")
+    return [{str(name): json_value(value) for name, value in row.items()} for row in rows]
+
+
+def frame_to_json(frame: pandas.DataFrame) -> str:
+    """Returns a table as a JSON list of its rows, one a line."""
+    rows = (json.dumps(record, allow_nan=False, ensure_ascii=False) for record in frame_records(frame))
+    return "[\n" + ",\n".join(rows) + "\n]\n"
 
 
 def json_value(value: Any) -> Any:

@@ -12,11 +12,11 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from interp_tasks.disk import tomllib
 from interp_tasks.errors import UserError
-from interp_tasks.grid_spec import ShippedRun, runs_shipped_by_recipe, seed_numbers
+from interp_tasks.grid_spec import Section, ShippedRun, runs_shipped_by_recipe, seed_numbers
 
 Preset = Literal["cpu", "reference", "paper"]
 PRESETS: tuple[str, ...] = get_args(Preset)
@@ -24,12 +24,6 @@ PRESETS: tuple[str, ...] = get_args(Preset)
 Control = Literal["untrained", "memorised", "shuffled"]
 #: What a row of a table is picked by: a column and its value, or several values.
 Filter = dict[str, Any]
-
-
-class Section(BaseModel):
-    """A section of the file: frozen, without unknown keys or infinite numbers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PaperRow(Section):

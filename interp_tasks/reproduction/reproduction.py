@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.disk import atomic_write
+from interp_tasks.disk import write_together
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import ALPHA
 from interp_tasks.measurement.option_parsing import check_choice
+from interp_tasks.measurement.result import frame_to_json
 from interp_tasks.pages import Page, Section, Table, Text, versions
 from interp_tasks.published import Claim, Paper, Study, TrainingRun, read_paper
 from interp_tasks.published.paper import PRESETS
@@ -221,11 +221,7 @@ class Reproduction:
         return tuple(f"claim {each['claim']} on {each['run']}: {each['reason']}" for each in wrong)
 
     def to_json(self) -> str:
-        from interp_tasks.measurement.result import json_value
-
-        rows = [json_value(row) for row in self.frame.to_dict("records")]
-        lines = (json.dumps(row, allow_nan=False, ensure_ascii=False) for row in rows)
-        return "[\n" + ",\n".join(lines) + "\n]\n"
+        return frame_to_json(self.frame)
 
     def to_csv(self) -> str:
         # A cell holds one text: the runs' own numbers, in their order.
@@ -272,11 +268,8 @@ class Reproduction:
     def write(self, folder: str | Path) -> list[Path]:
         """Writes ``claims.csv`` and ``.json``, and ``index.html``."""
         folder = Path(folder)
-        return [
-            atomic_write(folder / "claims.csv", self.to_csv()),
-            atomic_write(folder / "claims.json", self.to_json()),
-            self.page().write(folder / "index.html"),
-        ]
+        texts = {"claims.csv": self.to_csv(), "claims.json": self.to_json(), "index.html": self.page().html()}
+        return write_together({folder / name: text for name, text in texts.items()})
 
 
 def reproduce(

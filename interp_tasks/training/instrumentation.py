@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -23,6 +22,7 @@ from safetensors.torch import save
 from interp_tasks.checkpoints.run_writer import declared_drop
 from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
+from interp_tasks.pages import versions
 from interp_tasks.training.config import TrainConfig
 from tasks.base import Batch, Task
 
@@ -115,10 +115,7 @@ def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -
         "plateau_levels": dict(task.plateau_levels()),
         "loss_shares": dict(task.loss_shares()),
         "seeds": {"train": config.seed},
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("interp-tasks", "torch", "transformer-lens", "numpy")},
-        },
+        "versions": versions(),
         "hardware": {
             "machine": platform.machine(),
             "system": platform.system(),

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from torch import Tensor
 from interp_tasks.training.config import TrainConfig
 from tasks.base import Batch, Task
 from tasks.seeds import moved
-
-if TYPE_CHECKING:
-    from interp_tasks.training.config import TrainConfig
 
 RANDOM = "random/torch"
 #: What :meth:`Updater.apply` calls with the stage ("raw", "filtered") and the gradients of that stage.

@@ -17,7 +17,7 @@ from interp_tasks.checkpoints.run_files import check_no_run, check_run_name, rea
 from interp_tasks.checkpoints.run_writer import LearningRateSchedule, RunFolder
 from interp_tasks.devices import check_device, float32_matmul_precision
 from interp_tasks.errors import UserError
-from interp_tasks.text_formatting import size
+from interp_tasks.text_formatting import format_bytes
 from interp_tasks.training.config import (
     MAX_THREADS,
     SCHEDULE,
@@ -219,8 +219,8 @@ def check_memory(task: Task, settings: ModelSettings, config: TrainConfig, devic
     needed = least_memory(task, settings, config)
     if needed > there:
         raise UserError(
-            f"training takes {size(needed)} of memory at least, and {device} has {size(there)}: choose a smaller "
-            "model.*, task.*, train.batch_size or train.grokfast_window"
+            f"training takes {format_bytes(needed)} of memory at least, and {device} has {format_bytes(there)}: choose "
+            "a smaller model.*, task.*, train.batch_size or train.grokfast_window"
         )
 
 

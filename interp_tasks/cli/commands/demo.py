@@ -11,10 +11,9 @@ from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT
 from interp_tasks.cli.tables import print_as, write_and_show
 from interp_tasks.cli.terminal import progress_line, write_line
-from interp_tasks.demo import Demo, check_runs, demo_page, summary
+from interp_tasks.demo import Demo, demo_page, summary
 from interp_tasks.demo import demo as measured
 from interp_tasks.disk import check_writable_file
-from interp_tasks.measurement.loaded_checkpoints import Examples
 from interp_tasks.measurement.option_parsing import SEED
 from interp_tasks.measurement.result import join
 
@@ -33,9 +32,7 @@ def demo(
     All heads of a model of matrix completion and of one of modular addition. Prints ten lines, and writes one HTML page
     that shows both in pictures; --format json and csv print all numbers.
     """
-    Examples.of({"samples": samples, "seed": seed})
     check_writable_file(out)
-    check_runs()
     with progress_line(common.quiet) as progress:
         found = measured(samples=samples, seed=seed, progress=progress)
     write_and_show(lambda: [demo_page(found).write(out)], lambda: show(found, format), common.quiet)

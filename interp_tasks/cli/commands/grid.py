@@ -18,7 +18,7 @@ from interp_tasks.disk import check_writable_folder
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.option_parsing import DEVICE
 from interp_tasks.setting_parsing import EXECUTORS, MANY_RUNS, import_file
-from interp_tasks.text_formatting import format_duration, format_flop, one_line, pluralise, size
+from interp_tasks.text_formatting import format_bytes, format_duration, format_flop, one_line, pluralise
 
 if TYPE_CHECKING:
     from interp_tasks.grid_spec import Spec
@@ -71,10 +71,10 @@ def grid(
     check_writable_folder(folder)
     work: dict[str, Any] = {"executor": executor, "jobs": jobs, "device": device, "retry": retry, "yes": yes}
     with name_file_in_errors(str(file)), progress_line(common.quiet) as progress:
-        check_grid_spec(asked, yes=yes)
         if not dry_run:
             done = grids.grid(file, folder, imports=imports, progress=progress, **work)
         else:
+            check_grid_spec(asked, yes=yes)
             rows = plan_rows(asked, folder, rate, progress)
     if dry_run:
         show_plan(rows, format, is_timed=rate is not None)
@@ -159,6 +159,6 @@ def configuration_row(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, An
         "runs": sum(row["seed"] is not None for row in rows) or "",
         "status": ", ".join(f"{count} {word}" if len(status) > 1 else word for word, count in status.items()),
         "flop": format_flop(total["flop"]) if total["flop"] else "",
-        "disk": size(total["bytes"]) if total["bytes"] else "",
+        "disk": format_bytes(total["bytes"]) if total["bytes"] else "",
         "time": format_duration(total["seconds"]) if total["seconds"] else "",
     }

@@ -152,13 +152,12 @@ def report(
 
     One file, which opens offline, with a slider over the checkpoints; prints the numbers at its top.
     """
-    from interp_tasks.report import report, resolve_report_refs
+    from interp_tasks.report import report
 
     check_writable_file(out)
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out {out}: a report is a page: name a file that ends in .html")
     printing.import_tasks()
-    resolve_report_refs(ckpt, options)
     with progress_line(printing.quiet) as progress:
         options["progress"] = progress
         result = report(ckpt, **options)

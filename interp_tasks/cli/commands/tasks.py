@@ -20,7 +20,7 @@ from interp_tasks.cli.options import (
 from interp_tasks.cli.tables import print_rows
 from interp_tasks.cli.terminal import write_line
 from interp_tasks.setting_parsing import check_task_name, task_config
-from interp_tasks.text_formatting import format_duration, format_flop, size
+from interp_tasks.text_formatting import format_bytes, format_duration, format_flop
 
 if TYPE_CHECKING:
     from interp_tasks.training.cost import Cost
@@ -87,12 +87,13 @@ def amounts(cost: Cost) -> list[dict[str, str]]:
         ("optimiser and filter", cost.state_bytes),
         ("activations", cost.activations_bytes),
     ]
+    memory = ", ".join(f"{noun} {format_bytes(count)}" for noun, count in parts if count)
     lines = {
         "parameters": f"{cost.parameters:,}" + (f" ({frozen:,} of them frozen)" if frozen else ""),
         "a step": f"{format_flop(cost.step_flop)}, {cost.examples:,} examples",
         "the run": f"{format_flop(cost.run_flop)}, {cost.steps:,} steps with the metrics logged between them",
-        "memory": f"{size(cost.memory_bytes)}: " + ", ".join(f"{noun} {size(n)}" for noun, n in parts if n),
-        "disk": f"{size(cost.disk_bytes)}, {cost.checkpoints} checkpoints",
+        "memory": f"{format_bytes(cost.memory_bytes)}: {memory}",
+        "disk": f"{format_bytes(cost.disk_bytes)}, {cost.checkpoints} checkpoints",
     }
     if cost.seconds is not None:
         lines["time"] = format_duration(cost.seconds)

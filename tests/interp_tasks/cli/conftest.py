@@ -26,6 +26,8 @@ def root(tmp_path_factory):
     save_checkpoint(folder / "bare", task.build_model(0, settings))
     save_checkpoint(folder / "other", task.build_model(0, task.Model(n_layers=1, n_heads=2, d_model=8)), task)
     (folder / "foreign").write_text("text")
+    (folder / "three.jsonl").write_text("3")
+    (folder / "three.csv").write_text("step,loss\n1,2,3")
     (folder / "broken.py").write_text("import tasks\nx = 1 / 0\n")
     numpy.save(folder / "tokens.npy", numpy.arange(18).reshape(2, 9))
     others = {

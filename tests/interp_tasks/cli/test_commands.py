@@ -97,8 +97,7 @@ def test_an_old_name_is_answered_with_the_new_one(call):
             assert call(path[-1], "--ckpt", "run") == (2, "", said)
 
 
-def test_the_schema_moved_too_and_the_version_is_said(call):
-    assert call("schema")[2] == "interp-run: schema is now interp-run --schema\n"
+def test_the_schema_and_the_version_are_said(call):
     assert json.loads(call("--schema")[1])["$defs"]
     assert call("--version")[1] == f"interp-run {versions()['interp-tasks']}\n"
 

@@ -1,5 +1,7 @@
 """Grids: what a file asks for, that it is done once, and that what fails stops nothing else."""
 
+import csv
+import io
 import json
 import math
 import re
@@ -186,7 +188,6 @@ def test_a_variation_has_the_settings_of_its_base_but_for_its_own(base):
     [
         ('base = "secnd"', "secnd.toml"),
         ('base = "../first"', "name a grid file beside this one"),
-        ("base = 3", "name a grid file beside this one"),
         ('base = "first"\ntask = "miiii"', "task is that of its base, first: leave it out"),
         ('base = "first"\nset = { "task.p" = 3, task.p = 5 }', "varied.toml: task.p is set twice"),
         ('base = "two"', "a base has one [[train]], that one has 2"),
@@ -424,6 +425,12 @@ def test_the_command_shows_what_it_would_do_then_does_it(tmp_path, monkeypatch, 
     assert [row["status"] for row in rows] == ["to do"] * 4
     assert rows[0]["flop"] == rows[1]["flop"] > 0
     assert rows[0]["seconds"] == pytest.approx(rows[0]["flop"] / 10e9)
+    assert not main(["grid", "seeds.toml", "--dry-run", "--format", "csv"])
+    same = next(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert (json.loads(same["settings"]), float(same["flop"])) == (rows[0]["settings"], rows[0]["flop"])
+    (tmp_path / "nothing.toml").write_text('runs = ["zoo:matrix-completion-7x7"]')
+    assert not main(["grid", "nothing.toml", "--dry-run", "--format", "csv"])
+    assert capsys.readouterr().out == ""
     assert not (tmp_path / "grids").exists()
     assert not main(["grid", "seeds.toml", "--executor", "serial", "--quiet"])
     said = capsys.readouterr().out

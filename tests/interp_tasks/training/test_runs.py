@@ -209,7 +209,9 @@ def test_log_lines_hold_the_metrics_of_the_stored_weights(addition, tmp_path):
     assert line["train_loss"] == pytest.approx(line["train"]["loss"], rel=1e-6)
 
 
-def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path):
+def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path, monkeypatch):
+    # Of the code that runs: another copy may be installed.
+    monkeypatch.setattr("circuits.__version__", "9.9")
     run = train(addition, out=tmp_path / "run", preset="cpu", settings=TINY, config={"steps": 1})
     stored = read_run(run)
     assert stored["config"]["train"]["weight_decay"] == 3.0
@@ -223,7 +225,8 @@ def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path)
     assert found.labels()["n"] == 17
     assert stored["drop_metric"] == {"name": "accuracy", "direction": "up", "plateau": None}
     assert stored["plateau_levels"] == stored["loss_shares"] == {}
-    assert {"python", "torch", "transformer-lens", "interp-tasks"} <= set(stored["versions"])
+    assert {"python", "torch", "transformer-lens"} <= {*stored["versions"]}
+    assert stored["versions"]["interp-tasks"] == "9.9"
 
 
 def test_published_steps_mark_a_run_of_the_papers_data_only(tmp_path):
