@@ -1,4 +1,4 @@
-"""Checks the numbers in prose and hand-written tables of results, README and the first page against their sources.
+"""Checks numbers in prose and hand-written tables against their sources: README, results, pages about shipped models.
 
 `python docs/scripts/checked_numbers.py` prints page and line of each number without a source, and how many wrong last
 digits would pass; with `--stated` also the numbers that rest on words. A comment after a paragraph, list or table names
@@ -42,14 +42,19 @@ from interp_tasks.reproduction.runs_and_records import read_records_of, records_
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted(RESULTS.glob("*.md"))]
+ABOUT_MODELS = ("grokfast", "index", "matrix-completion", "modular-arithmetic", "shipped-models")
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ABOUT_MODELS),
+    *sorted(RESULTS.glob("*.md")),
+]
 COMMENT = re.compile(r"<!-- numbers: (.*?) -->", re.DOTALL)
 GENERATED = re.compile(r"^<!-- (.*):begin -->\n.*?^<!-- \1:end -->$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"^```(\w*).*?^```$", re.DOTALL | re.MULTILINE)
 NAMES = re.compile(
     r"`[^`\n]+`|\]\([^)]*\)|\d+×\d+|\b(?:Python|TransformerLens|torch) [\d.]+|\b[A-Za-z]+-?\d[\w.]*"
     r"|(?<![\w.,])(?:19|20)\d\d(?:-\d\d-\d\d)?\b(?!,\d)"
-    r"|\b(?:[Ff]igures?|[Ss]ections?|[Tt]ables?|[Aa]ppendix|[Ll]ayers?|[Ss]eeds?|[Hh]eads?|arXiv)\s\d[\w.]*"
+    r"|\b(?:[Ff]igures?|[Ss]ections?|[Tt]ables?|[Aa]ppendix|[Ll]ayers?|[Ss]eeds?|[Hh]eads?|arXiv:?)\s?\d[\w.]*"
     r"(?:(?:,| and| to)\s\d[\w.]*)*"
 )
 #: Of "44 to 83%" the first is a percentage, too.
