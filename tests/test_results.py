@@ -66,8 +66,7 @@ def test_a_number_without_a_source_is_seen():
     assert checked_numbers.missing(page) == []
     right, wrong = ("1.76", "11,800", "0.37", "20", "12%"), ("1.75", "11,801", "0.38", "21", "13%")
     for line, *change in zip((3, 3, 3, 4, 4), right, wrong, strict=True):
-        found = checked_numbers.missing(page.replace(*change, 1))[0]
-        assert found[:2] == (line, change[1])
+        assert checked_numbers.missing(page.replace(*change, 1))[0][:2] == (line, change[1])
 
 
 def test_half_of_the_way_is_made_for_good_and_between_checkpoints():

@@ -6,7 +6,7 @@ its sources: `<!-- numbers: SOURCE; SOURCE -->`; one after the title is of the w
 numbers of a source, rounded, is printed like it. A source is
 
 - a claim, such as `curve-sudden`: its numbers in every verdict, and those in the words of the paper and of the rule;
-- `PAPER/STUDY` or `PAPER/STUDY/RUN`: records in interp_tasks/published/measurements, `*` as in a shell;
+- `PAPER/STUDY`, `PAPER/STUDY/RUN`, `PAPER/STUDY/RUN/untrained`: measurements that ship, `*` as in a shell;
 - `zoo:RUN`: the steps of its drop; `zoo:RUN@STEP`: what is logged there; `generalisation zoo:RUN`: steps to 95%;
   `settings zoo:RUN`;
 - `circuits NAME`; the name of a CSV beside the page; `output of PAGE`: what its blocks print, and its generated tables;
@@ -157,7 +157,8 @@ def numbers_of(source: str) -> set[float]:
         return logged_at(*source.split("@")) if "@" in source else steps_of(source)
     paper, study, run = [*source.split("/", 2), "*", "*"][:3]
     records = read_records_of(records_file(paper)).values()
-    kept = [one.table() for one in records if one.study == study and fnmatchcase(one.on, run)]
+    named = {f"{one.on}/{one.control}".removesuffix("/"): one for one in records if one.study == study}
+    kept = [one.table() for name, one in named.items() if fnmatchcase(name, run)]
     if not kept:
         raise ValueError(f"no source: {source!r}")
     return leaves(kept)
