@@ -171,8 +171,8 @@ FIGURES = {
     "embeddings": Shown(
         "Embeddings",
         "Values (coloured by size) lie along a curve; positions form groups by column (a colour and mark each).",
-        f"interp-run matrix embeddings --ckpt {MARKS[-1]} --samples {SAMPLES} --plot",
-        of(experiments.embeddings, MARKS[-1], samples=SAMPLES),
+        f"interp-run matrix embeddings --ckpt {MARKS[-1]} --plot",
+        of(experiments.embeddings, MARKS[-1]),
         scale=1.0,
     ),
     "probe": Shown(

@@ -168,10 +168,9 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     of_examples = any(each.kind is each.VAR_KEYWORD for each in signature.values())
     # Where an experiment compares no metrics, an option of that name is its own.
     of_metrics = not of_runs and find_view(experiment.name, "view_columns") is None
+    own = [each for each in own if each.name not in experiment.without]
     if of_runs:
         examined = option("ckpt", RUNS)
-        # They have a task and a split of their own.
-        own = [each for each in own if each.name not in ("split", "task", "task_config", "tokens", "prompts")]
     elif signature["refs"].default is inspect.Parameter.empty:
         examined = option("ckpt", REFS)
     else:

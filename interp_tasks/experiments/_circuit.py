@@ -140,8 +140,6 @@ def circuit(
         check_writable_file(Path(write))
         if len(found) > 1 or keep is not None:
             raise UserError(f"--write {write}: the circuit found at one checkpoint; name one, without --keep")
-    if options.get("samples") is None and examples.tokens is None:
-        options = {**options, "samples": SAMPLES}
     result = find_circuits(found, search, options)
     if write is not None:
         if not result.data["circuits"]:

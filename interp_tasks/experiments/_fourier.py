@@ -16,19 +16,18 @@ import typer
 
 from circuits.figures.layout import draw
 from circuits.figures.panels import heat, spectrum
-from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import fourier_grid_of_inputs, record
+from interp_tasks.measurement.activations import record
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, Refs
 from interp_tasks.measurement.option_parsing import THRESHOLD, parse_frequency_rule
 from interp_tasks.measurement.result import Measured, Result, Row, experiment, measure, merge_rows, or_empty
 from interp_tasks.pages import Column, Figure
+from interp_tasks.papers.grid_inputs import GridInputs
 
 if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
     from circuits.fourier import Spectrum
-    from tasks import GridAxis
 
 SHARE, KEYS, NEURONS = "share of variance", "key frequencies", "neurons"
 #: How ``intervention`` begins, before the name of the tensor.
@@ -71,19 +70,19 @@ class TensorSpectrum:
         return self.place["site"] == "mlp_post"
 
 
-@experiment(says={"rule": None})
+@experiment(says={"rule": None}, without=("tokens", "prompts", "samples", "split"))
 def fourier(refs: Refs, *, rule: Annotated[str, RULE] = "noise", **options: Unpack[Options]) -> Result:
     """Say which frequencies embeddings and neurons are made of, over the task's grid of inputs.
 
     Of each tensor: how much of its variance the key frequencies carry, and how many neurons follow each.
     Tensors are the embedding of the coordinates' tokens, and neurons at the positions that the task reads, over the
-    complete grid whatever ``samples`` is.
+    complete grid.
 
     Args:
         refs: one or several REFs.
         rule: which frequencies are key: ``"noise"``, ``"of-largest"``, ``"above-mean"`` or ``"preferred"``, or with
             a number of yours, ``"above-mean=2"``; see ``circuits.fourier``.
-        options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
+        options: seed, task, task_config, device, progress: see :class:`Examples`.
     """
     name, number = parse_frequency_rule(rule)
     spectra: dict[tuple[str, str], TensorSpectrum] = {}
@@ -96,7 +95,8 @@ def fourier(refs: Refs, *, rule: Annotated[str, RULE] = "noise", **options: Unpa
 
         rows: list[Row] = []
         done: dict[str, Any] = {}
-        for one in tensor_spectra(subject):
+        inputs = GridInputs.of(subject.task, "fourier")
+        for one in tensor_spectra(subject, inputs):
             found = key_frequencies(one.spectrum, name, number)
             one = spectra[str(subject.labels["ref"]), one.label] = replace(one, keys=found.keys)
             rows += spectrum_rows(one)
@@ -104,30 +104,15 @@ def fourier(refs: Refs, *, rule: Annotated[str, RULE] = "noise", **options: Unpa
             grid, keys = dict(one.spectrum.grid.axes), list(found.keys)
             done[one.label] = {"grid": grid, "key frequencies": keys, "rule": found.rule}
         # On a complete grid nothing is sampled and nothing drawn.
-        examples = math.prod(len(axis.values) for axis in task_grid_axes(subject))
-        return Measured(pandas.DataFrame(rows).assign(split="grid", n=examples), done)
+        return Measured(pandas.DataFrame(rows).assign(split="grid", n=inputs.grid.cells), done)
 
     config = {"rule": f"{name}={number:g}"}
-    result = measure("fourier", refs, options, measure_checkpoint, config=config)
+    check = lambda subject: GridInputs.of(subject.task, "fourier")  # noqa: E731
+    result = measure("fourier", refs, options, measure_checkpoint, config=config, check=check)
     return replace(result, notes=(SHARES_NOTE, *rules, INPUTS_NOTE, NEURONS_NOTE), data={"spectra": spectra})
 
 
-def task_grid_axes(subject: LoadedCheckpoint) -> tuple[GridAxis, ...]:
-    """Returns the grid of inputs of a checkpoint's task."""
-    task = subject.task
-    if task is None:
-        raise UserError(
-            "fourier needs a task that declares a grid: leave --tokens out, or give --task NAME instead"
-        )
-    axes = task.grid_axes()
-    if not axes or any(axis.position is None for axis in axes):
-        raise UserError(
-            f"task {task.name!r} declares no grid of inputs (grid_axes), so there is no spectrum to take"
-        )
-    return axes
-
-
-def tensor_spectra(subject: LoadedCheckpoint) -> Iterator[TensorSpectrum]:
+def tensor_spectra(subject: LoadedCheckpoint, inputs: GridInputs) -> Iterator[TensorSpectrum]:
     """Yields spectra of embeddings over each coordinate and of neurons over the complete grid of inputs."""
     from circuits.fourier import spectrum
 
@@ -135,20 +120,19 @@ def tensor_spectra(subject: LoadedCheckpoint) -> Iterator[TensorSpectrum]:
         return {"site": site, "layer": layer, "position": position}
 
     task: Any = subject.task
-    axes, model = task_grid_axes(subject), subject.model
-    tables = {axis.values: axis.name for axis in axes}
+    model = subject.model
+    tables = {axis.values: axis.name for axis in inputs.axes}
     for values, axis_name in tables.items():
         label, name = ("W_E", "digit") if len(tables) == 1 else (f"W_E ({axis_name})", axis_name)
         yield TensorSpectrum(label, place("embed"), spectrum(model.W_E[list(values)], {name: len(values)}))
-    tokens = task.input_grid().tokens.to(subject.tokens.device)
-    grid, positions = fourier_grid_of_inputs(axes, tokens), list(task.read_positions)
+    tokens, positions = inputs.tokens.to(subject.tokens.device), list(task.read_positions)
     hooks = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
     hooks = [hook for hook in hooks if hook in model.hook_dict]
     seen = record(model, tokens, hooks, lambda values: values[:, positions])
     for layer, neurons in enumerate(seen.values()):
         for index, position in enumerate(positions):
             at = f", position {position}" if len(positions) > 1 else ""
-            of_neurons = spectrum(neurons[:, index], grid)
+            of_neurons = spectrum(neurons[:, index], inputs.grid)
             yield TensorSpectrum(f"mlp_post.{layer}{at}", place("mlp_post", layer, position), of_neurons)
 
 

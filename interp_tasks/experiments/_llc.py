@@ -32,7 +32,6 @@ from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     Options,
     by_run,
-    check_has_task,
     resolve_refs,
 )
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
@@ -52,7 +51,7 @@ NOTES = (
 )
 
 
-@experiment(samples=SAMPLES)
+@experiment(samples=SAMPLES, without=("tokens", "prompts", "split"))
 def llc(
     refs: str | Sequence[str],
     step_size: Annotated[float, typer.Option("--step-size", help="ε of the Langevin steps.")] = 3e-5,
@@ -81,8 +80,7 @@ def llc(
     """
     if find_spec("devinterp") is None:
         raise UserError("llc needs devinterp: pip install 'interp-tasks[devinterp]'")
-    check_has_task("llc", options)
-    options = {**options, "samples": options.get("samples") or SAMPLES, "split": "train"}
+    options = {**options, "split": "train"}
     runs = by_run(resolve_refs(refs))
     settings: dict[str, Any] = {"lr": step_size, "localization": localization, "n_beta": n_beta}
     settings |= {"num_chains": chains, "num_draws": draws, "num_burnin_steps": burn_in}

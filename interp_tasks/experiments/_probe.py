@@ -20,7 +20,7 @@ import typer
 from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import split_into_passes
-from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, Refs, check_has_task
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, Refs
 from interp_tasks.measurement.option_parsing import check_layer, layer_of
 from interp_tasks.measurement.result import Result, experiment, measure, value_text
 from interp_tasks.measurement.untrained import build_untrained as untrained_model
@@ -94,7 +94,6 @@ def component_label_and_columns(name: str) -> tuple[str, dict[str, Any]]:
 
 
 #: A probe of d numbers takes more examples than d: more than other experiments ask for.
-SAMPLES = 2048
 #: Two to fit a line, two to score it.
 FEWEST = 4
 #: What ``intervention`` says of a row: what its baseline is.
@@ -116,7 +115,7 @@ HELD_OUT = typer.Option("--held-out", help="Fraction, or number, of examples to 
 UNTRAINED = typer.Option("--untrained/--no-untrained", help="Compare with an untrained model.")
 
 
-@experiment(says={"sites": ["resid_post"], "held_out": 0.25}, samples=SAMPLES)
+@experiment(says={"sites": ["resid_post"], "held_out": 0.25}, samples=2048, without=("tokens",))
 def probe(
     refs: Refs,
     sites: Annotated[str | Sequence[str], SITES, list[str]] = ("resid_post",),
@@ -139,7 +138,6 @@ def probe(
 
     Single heads and positions, ridge penalties, intercepts: ``circuits.probe.linear``.
     """
-    check_has_task("probe", options)
     if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
         raise UserError(f"--held-out {held_out:g}: give a fraction below 1, or a number of examples from 2")
     places = [str(Site.parse(each)) for each in ([sites] if isinstance(sites, str) else sites)]
@@ -159,7 +157,6 @@ def probe(
 
     config = {"sites": places, "targets": names, "held_out": test, "untrained": untrained}
     checks: Any = {"check_sizes": check_sizes, "check": lambda subject: chosen_targets(subject, names)}
-    options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("probe", refs, options, measure_checkpoint, config=config, **checks)
     first = next(iter(tables.values())).iloc[0]
     fitted = f"Probes: least squares, fitted on {int(first['fit_n'])} examples, scored on {int(first['n'])} others."

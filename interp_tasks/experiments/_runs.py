@@ -247,7 +247,7 @@ def drops_figures(result: Result) -> list[Figure]:
     return [Figure(draw([panel]), "Logged metric of every run", caption)]
 
 
-@experiment(says={"stored": True})
+@experiment(says={"stored": True}, without=("split", "task", "task_config", "tokens", "prompts"))
 def curve(
     runs: str | Sequence[str], stored: Annotated[bool, STORED] = True, **options: Unpack[Options]
 ) -> Result:
@@ -256,7 +256,7 @@ def curve(
     Args:
         runs: run folders, globs of some, or ``zoo:NAME``.
         stored: measure the metrics at stored steps, too; without it the log alone is read.
-        options: samples, seed, split, device, progress of what is measured at stored steps: see :class:`Examples`.
+        options: samples, seed, device, progress of what is measured at stored steps: see :class:`Examples`.
     """
 
     examples, logged_runs = Examples.of(options), read_runs(runs)

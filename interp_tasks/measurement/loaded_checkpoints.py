@@ -78,12 +78,6 @@ class Options(TypedDict, total=False):
     progress: Progress | None
 
 
-def check_has_task(experiment: str, options: Options) -> None:
-    """Refuses tokens of the user's own, for an experiment that asks a task what they stand for."""
-    if options.get("tokens") is not None:
-        raise UserError(f"{experiment} needs a task: leave --tokens out, or give --task NAME instead")
-
-
 @dataclass(frozen=True)
 class Examples:
     """Which examples every checkpoint of one command sees, and where it is run.

@@ -7,12 +7,13 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from interp_tasks.disk import write_together
+from interp_tasks.errors import UserError
 from interp_tasks.measurement.loaded_checkpoints import Examples, LoadedCheckpoint, Options, Refs, subjects
 from interp_tasks.measurement.option_parsing import unknown_name_error
 from interp_tasks.pages import (
@@ -46,6 +47,7 @@ class Experiment:
         name: of its command, its rows and its files: ``prime-order`` for ``prime_order``.
         says: settings that the head of its table names -> the value that goes without saying (``None``: none does).
         samples: how many examples it takes where nothing is said, if not as many as the others.
+        without: options of examples that it refuses, as they would change nothing or cannot be met.
         judged_by_task: whether the metrics of its rows are those of the task.
     """
 
@@ -53,6 +55,7 @@ class Experiment:
     function: Callable[..., Any]
     says: Mapping[str, Any] = field(default_factory=dict)
     samples: int | None = None
+    without: tuple[str, ...] = ()
     judged_by_task: bool = False
 
 
@@ -61,8 +64,18 @@ def experiment(**more: Any) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         name = function.__name__.replace("_", "-")
-        EXPERIMENTS[name] = Experiment(name, function, **more)
-        return function
+
+        @wraps(function)
+        def called(*arguments: Any, **given: Any) -> Any:
+            for option in made.without:
+                if given.get(option) is not None:
+                    raise UserError(f"{name} takes no {option}: leave it out")
+            if made.samples is not None and given.get("samples") is None and given.get("tokens") is None:
+                given["samples"] = made.samples
+            return function(*arguments, **given)
+
+        EXPERIMENTS[name] = made = Experiment(name, called, **more)
+        return cast(F, called)
 
     return register
 

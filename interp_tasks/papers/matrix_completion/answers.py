@@ -13,7 +13,6 @@ from interp_tasks.measurement.loaded_checkpoints import (
     DEFAULT_SAMPLES,
     LoadedCheckpoint,
     Options,
-    check_has_task,
 )
 from interp_tasks.measurement.result import Result, Row, experiment, measure
 from interp_tasks.papers.matrix_completion.methods import forward, require_declaration
@@ -31,7 +30,7 @@ CHANGE, PART = "mean |change|", "share of all change"
 INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired."
 
 
-@experiment(judged_by_task=True)
+@experiment(judged_by_task=True, without=("tokens", "prompts"))
 def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """Put another token at hidden entries, and see whether the output there copies it.
 
@@ -45,7 +44,6 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         refs: one or several REFs; all see the same examples.
         options: samples (512 in the paper), seed, split, task, task_config, device, progress: see :class:`Options`.
     """
-    check_has_task("copying", options)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures one checkpoint on inputs whose hidden entries hold a token, against token and truth."""
@@ -66,7 +64,7 @@ def copying(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     return replace(result, notes=(note, INTERVALS))
 
 
-@experiment(judged_by_task=True)
+@experiment(judged_by_task=True, without=("tokens", "prompts"))
 def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """See what a language model of a task answers when it goes on from its own answers (greedy decoding).
 
@@ -76,7 +74,6 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         refs: one or several REFs; all see the same examples.
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
     """
-    check_has_task("decoding", options)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures one checkpoint with the right entries before each answer, and with its own answers before it."""
@@ -100,7 +97,7 @@ def decoding(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     return replace(result, notes=(INTERVALS, note))
 
 
-@experiment()
+@experiment(samples=64, without=("tokens", "prompts"))
 def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """See which observed entries move which hidden ones: change one at a time.
 
@@ -111,7 +108,6 @@ def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         refs: one or several REFs; all see the same examples and the same changes.
         options: samples (default 64), seed, split, task, task_config, device, progress: see :class:`Options`.
     """
-    check_has_task("influence", options)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         found = declared_perturbations(subject)
@@ -122,7 +118,6 @@ def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
             for row in kind_rows(kind, moved, found, subject.seed)
         ]
 
-    options = {**options, "samples": options.get("samples") or 64}
     result = measure("influence", refs, options, measure_checkpoint, config={"shift": SHIFT})
     notes = (
         f"One entry at a time is given its value ± {SHIFT:g}; change: of the output at each hidden entry.",

@@ -20,7 +20,6 @@ from interp_tasks.measurement.loaded_checkpoints import (
     Options,
     Refs,
     by_run,
-    check_has_task,
     get_run_name,
     resolve_refs,
 )
@@ -46,7 +45,7 @@ LARGEST = typer.Option(
 )
 
 
-@experiment(says={"largest": None})
+@experiment(says={"largest": None}, without=("tokens", "prompts", "samples", "split"))
 def embeddings(
     refs: Refs, largest: Annotated[float | None, LARGEST] = None, **options: Unpack[Options]
 ) -> Result:
@@ -70,7 +69,6 @@ def embeddings(
 
     if largest is not None and not 0 < largest < 1e9:
         raise UserError(f"--largest {largest:g}: give a value above 0 and below 1e9")
-    check_has_task("embeddings", options)
     found = resolve_refs(refs, Examples.of(options))
     last = {run: several[-1] for run, several in by_run(found).items() if len(several) > 1}
     ends: dict[str, Embeddings] = {}

@@ -28,7 +28,6 @@ from interp_tasks.measurement.loaded_checkpoints import (
     Examples,
     LoadedCheckpoint,
     Options,
-    check_has_task,
 )
 from interp_tasks.measurement.option_parsing import check_choice
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, tidy
@@ -66,7 +65,11 @@ ENTRIES = typer.Option(
 )
 
 
-@experiment(says={"methods": [], "variants": [], "solver": SOLVERS[0]}, judged_by_task=True)
+@experiment(
+    says={"methods": [], "variants": [], "solver": SOLVERS[0]},
+    judged_by_task=True,
+    without=("tokens", "prompts"),
+)
 def baseline(
     refs: str | Sequence[str] = (),
     methods: Annotated[str | Sequence[str], METHODS, list[str]] = (),
@@ -93,7 +96,6 @@ def baseline(
     """
     methods, variants = as_list(methods), as_list(variants)
     check_choice("--solver", solver, SOLVERS)
-    check_has_task("baseline", options)
     examples = Examples.of(options)
     drawn = SampleSettings(examples.samples, examples.seed, examples.split, solver)
     config = {"methods": methods, "variants": variants, "solver": solver}
@@ -147,7 +149,7 @@ def methods_alone(methods: Sequence[str], drawn: SampleSettings, examples: Examp
     return Result("baseline", frame, {**config, "settings": task.model_dump()}, notes)
 
 
-@experiment(says={"vary": list(GROUPS)}, judged_by_task=True)
+@experiment(says={"vary": list(GROUPS)}, judged_by_task=True, without=("tokens", "prompts"))
 def ood(
     refs: str | Sequence[str],
     vary: Annotated[str | Sequence[str], VARY, list[str]] = GROUPS,
@@ -167,7 +169,6 @@ def ood(
     """
     from tasks.errors import TaskError
 
-    check_has_task("ood", options)
     examples = Examples.of(options)
     drawn = SampleSettings(examples.samples, examples.seed, examples.split)
     misfits: dict[str, None] = {}
@@ -207,7 +208,7 @@ def ood(
     return replace(result, notes=(*notes, *misfits))
 
 
-@experiment(says={"methods": [], "entries": []})
+@experiment(says={"methods": [], "entries": []}, without=("tokens", "prompts"))
 def algorithm(
     refs: str | Sequence[str],
     methods: Annotated[str | Sequence[str], METHODS, list[str]] = (),
@@ -225,7 +226,6 @@ def algorithm(
         options: samples, seed, split, task, task_config, device, progress: see :class:`Options`.
     """
     methods, entries = as_list(methods), as_list(entries)
-    check_has_task("algorithm", options)
     known: dict[tuple[Any, str], Tensor] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:

@@ -20,7 +20,6 @@ from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     Options,
     by_run,
-    check_has_task,
     get_run_name,
     resolve_refs,
 )
@@ -45,7 +44,7 @@ NOTES = (
 )
 
 
-@experiment()
+@experiment(without=("tokens",))
 def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """See which quantity moves first over the checkpoints of a run, and how long before the drop.
 
@@ -61,7 +60,6 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     """
     from interp_tasks.checkpoints.checkpoint import load_model
 
-    check_has_task("order", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = group_by_run(found)
     plateaus = {run: step_nearest_to_pre(run, named) for run, named in runs.items()}

@@ -91,7 +91,7 @@ class CheckpointAmplitudes(NamedTuple):
     mean_active: float
 
 
-@experiment(says={"site": None})
+@experiment(says={"site": None}, without=("tokens", "prompts", "samples", "split"))
 def neurons(
     refs: str | Sequence[str],
     neurons: Annotated[str | Sequence[int], NEURONS_OPTION, str] = NEURONS,
@@ -111,7 +111,7 @@ def neurons(
         neurons: whose images and rows are wanted; at ``"pattern"`` all are.
         site: ``"mlp_post"``, in every layer; ``"pattern"``: each head's attention from where the task reads to a digit.
         draws: relabellings of the digits behind ``active frequencies``; see :func:`neuron_frequencies.count_active`.
-        options: seed, task, task_config, device, progress: see :class:`Options`; samples and split play no part.
+        options: seed, task, task_config, device, progress: see :class:`Options`.
     """
     from interp_tasks.papers.miiii.neuron_frequencies import frequencies_by_layer, published_amplitudes
 

@@ -10,7 +10,7 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import record
-from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, check_has_task
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options
 from interp_tasks.measurement.option_parsing import check_draws
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers
 from interp_tasks.papers.grid_inputs import Answer, GridInputs
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from circuits import Intervention
     from interp_tasks.measurement.embeddings import Array
 
-SAMPLES = 2048
 DRAWS = 20
 #: Metrics and other words of rows.
 SHARE, SERVING, BEST = "share of variance", "neurons serving it", "neurons serving it most"
@@ -45,7 +44,7 @@ DRAWS_OPTION = typer.Option("--draws", metavar="N", help="Shuffles of the digits
 ABLATE = typer.Option("--ablate/--no-ablate", help="Take each answer away, and judge the others.")
 
 
-@experiment(says={"draws": DRAWS, "ablate": True}, samples=SAMPLES)
+@experiment(says={"draws": DRAWS, "ablate": True}, samples=2048, without=("tokens", "prompts"))
 def primes(
     refs: str | Sequence[str],
     *,
@@ -69,7 +68,6 @@ def primes(
         options: as :class:`Options` has them; accuracies are of 2048 samples by default.
     """
     check_draws(draws)
-    check_has_task("primes", options)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures what the tensors of one checkpoint hold of each prime's remainder, and what its removal does."""
@@ -88,7 +86,6 @@ def primes(
             )
         return rows
 
-    options = {**options, "samples": options.get("samples") or SAMPLES}
     result = measure("primes", refs, options, measure_checkpoint, config={"draws": draws, "ablate": ablate})
     return replace(result, notes=NOTES)
 

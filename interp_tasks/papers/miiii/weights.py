@@ -26,7 +26,6 @@ from interp_tasks.measurement.loaded_checkpoints import (
     Examples,
     LoadedCheckpoint,
     Options,
-    check_has_task,
     get_run_name,
     resolve_refs,
 )
@@ -55,7 +54,7 @@ CONTROL = typer.Option(
 )
 
 
-@experiment()
+@experiment(without=("tokens", "prompts", "samples", "split"))
 def weights(
     refs: str | Sequence[str],
     control: Annotated[str | Sequence[str], CONTROL, list[str]] = (),
@@ -74,7 +73,6 @@ def weights(
         options: seed, task, task_config, device, progress: see :class:`Options`; the seed draws resamples, random
             orders and untrained models.
     """
-    check_has_task("weights", options)
     examples = Examples.of(options)
     examined = resolve_refs(refs, examples)
     controls = resolve_refs(control, examples) if control else []

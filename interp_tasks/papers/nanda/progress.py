@@ -25,7 +25,6 @@ from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     Options,
     by_run,
-    check_has_task,
     get_run_name,
     resolve_refs,
     trained_on,
@@ -151,7 +150,9 @@ class RunProgress:
                 self.curves.setdefault(answer, {}).setdefault(quantity, {})[step] = row["value"]
 
 
-@experiment(says={"rule": None, "train": None, "kinds": []})
+@experiment(
+    says={"rule": None, "train": None, "kinds": []}, without=("tokens", "prompts", "samples", "split")
+)
 def progress(
     refs: str | Sequence[str],
     *,
@@ -179,7 +180,6 @@ def progress(
 
     parsed = parse_frequency_rule(rule)
     chosen = select_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
-    check_has_task("progress", options)
     found = resolve_refs(refs, Examples.of(options))
     runs = by_run(found)
     followed = {run: RunProgress(several[-1]) for run, several in runs.items()}

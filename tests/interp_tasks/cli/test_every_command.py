@@ -63,7 +63,7 @@ CALLS = {
     "lens": [f"--ckpt {MC} --samples 8"],
     "probe": [f"--ckpt {MC} --target true_element --samples 64 --held-out 16"],
     "attention": [f"--ckpt {MC} --samples 8"],
-    "fourier": [f"--ckpt {ADD} --rule of-largest --samples 8"],
+    "fourier": [f"--ckpt {ADD} --rule of-largest"],
     "modular neurons": [f"--ckpt {ADD} --neurons 0 --draws 1"],
     "modular progress": [f"--ckpt {ADD} --kind losses"],
     "matrix embeddings": [f"--ckpt {MC}"],
