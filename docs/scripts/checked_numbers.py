@@ -148,7 +148,7 @@ def numbers_of(source: str) -> set[float]:
         return leaves(rows.loc[rows["metric"].str.startswith("step at"), "value"].tolist())
     if source.endswith(".csv"):
         with (RESULTS / source).open(encoding="utf-8") as file:
-            return {float(cell) for row in csv.DictReader(file) for cell in row.values()}
+            return {float(cell) for row in csv.DictReader(file) for cell in row.values() if cell}
     if source.startswith("output of "):
         page = (ROOT / source.removeprefix("output of ")).read_text(encoding="utf-8")
         shown = [*GENERATED.finditer(page), *(block for block in CODE.finditer(page) if block[1] == "text")]

@@ -29,13 +29,14 @@ DIFFERENCES = [
 
 def rows_by_seed() -> list[list[dict[str, float]]]:
     with CSV.open(encoding="utf-8") as file:
-        rows = [{name: float(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+        rows = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
     seeds = sorted({row["seed"] for row in rows})
     return [[row for row in rows if row["seed"] == seed] for seed in seeds]
 
 
 def half_way(rows: list[dict[str, float]], column: str, logarithm: bool) -> float:
-    """Returns the step from which on a quantity has made half of its way, on lines between checkpoints."""
+    """Returns the step from which on a quantity has made half of its way, on lines between checkpoints that have it."""
+    rows = [row for row in rows if column in row]
     scale: Callable[[float], float] = math.log if logarithm else float
     values = [scale(row[column]) for row in rows]
     middle = (values[0] + values[-1]) / 2
