@@ -10,8 +10,9 @@
 `prepare` writes a folder for each model and split: weights, prompts that circuits are found on, others that they are
 tested on, the source that edges outside a circuit carry, and the metric, a weight for each logit; without --stories no
 language model. `rank` and the other libraries write a ranking each: edges by name with scores, the forwards (passes of
-all prompts; backward passes are apart), and the processor seconds of one thread. `measure` tests all of them by
-`circuit.curve`, exactly, on the other prompts, and compares a circuit of each library with its own number for it.
+all prompts; backward passes are apart), and the processor seconds of one thread, the median of five calls. `measure`
+tests all of them by `circuit.curve`, exactly, on the other prompts, and compares a circuit of each library with its own
+number for it.
 `show` prints a table for each model; where the circuit is known, with the AUROC of its edges.
 """
 
@@ -21,14 +22,17 @@ import argparse
 import fnmatch
 import json
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from alternatives.ranking import Problem, first, spending
+from alternatives.ranking import Problem, first, measured
 from circuit_problems import candidates, prepare
 from known_circuits import scores
+from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from circuits import circuit, patch, plots
@@ -46,24 +50,45 @@ TITLES = {
 }
 #: What the picture shows.
 DRAWN = (
-    "ours: gim",
+    "ours: gim, at base",
     "ours: integrated",
+    "ours: removal from integrated",
     "ours: all exact",
     "CircuitKIT: EAP-IG",
-    "GIM's gradients in CircuitKIT's EAP",
     "auto-circuit: integrated over masks",
     "TransformerLens 4.3: edge attribution",
 )
-#: By name, the arguments of patch.edges and the column that ranks.
-OURS: dict[str, tuple[dict[str, Any], str]] = {
-    "gradient": ({"method": "gradient", "exact": 0}, "estimate"),
-    "integrated": ({"method": "integrated", "exact": 0}, "estimate"),
-    "gim": ({"method": "gim", "exact": 0}, "estimate"),
-    "gim, at base": ({"method": "gim", "steps": 0, "exact": 0}, "estimate"),
-    "gim, one point": ({"method": "gim", "steps": 1, "exact": 0}, "estimate"),
-    "integrated, top 10% exact": ({"method": "integrated", "exact": 0.1}, "best"),
-    "gim, top 10% exact": ({"method": "gim", "exact": 0.1}, "best"),
-    "all exact": ({"method": "gradient", "exact": "all"}, "effect"),
+Given = tuple[HookedTransformer, Tensor, Tensor, Any, Tensor]
+
+
+def screened(given: Given, by: str = "estimate", exact: float | str = 0, **how: Any) -> list[str]:
+    """Ranks by `patch.edges`; `exact` is a share of all edges, or all."""
+    model, base, source, metric, rows = given
+    count = exact if isinstance(exact, str) or not exact else max(1, round(exact * len(candidates(model))))
+    options = {"batch": rows, "draws": 1, "flips": 1, "exact": count}
+    # Measured edges come before those that are only estimated only where they are larger.
+    names = patch.edges(model, base, source, metric, **options, **how).ranking(by=by)
+    return [next(iter(circuit.edges([name], model))) for name in names]
+
+
+def pruned(given: Given, **how: Any) -> list[str]:
+    """Ranks by `circuit.prune`, from a ranking of `screened`."""
+    model, base, source, metric, rows = given
+    return circuit.prune(model, screened(given, **how), base, source, metric, batch=rows)
+
+
+GIM_AT_BASE: dict[str, Any] = {"method": "gim", "steps": 0}
+OURS: dict[str, Callable[[Given], list[str]]] = {
+    "gradient": partial(screened, method="gradient"),
+    "integrated": partial(screened, method="integrated"),
+    "gim": partial(screened, method="gim"),
+    "gim, at base": partial(screened, **GIM_AT_BASE),
+    "gim, one point": partial(screened, method="gim", steps=1),
+    "integrated, top 10% exact": partial(screened, by="best", exact=0.1, method="integrated"),
+    "gim, top 10% exact": partial(screened, by="best", exact=0.1, method="gim"),
+    "all exact": partial(screened, by="effect", exact="all", method="gradient"),
+    "removal from integrated": partial(pruned, method="integrated"),
+    "removal from gim": partial(pruned, **GIM_AT_BASE),
 }
 
 
@@ -71,24 +96,11 @@ def rank(folder: Path, only: str, rankings: str) -> None:
     for path in sorted(folder.glob(only)):
         problem = Problem.load(path)
         model, (base, source, metric) = problem.model(), problem.half("found")
-        edges = candidates(model)
+        given = model, base, source, metric, torch.arange(len(base))
         for name in fnmatch.filter(OURS, rankings):
-            arguments, column = OURS[name]
-            share = arguments["exact"]
-            how = arguments | (
-                {"exact": max(1, round(share * len(edges)))} if isinstance(share, float) else {}
-            )
-            with spending(model, len(base)) as spent:
-                rows = torch.arange(len(base))
-                found = patch.edges(model, base, source, metric, batch=rows, draws=1, flips=1, **how)
-            # Measured edges come before those that are only estimated only where they are larger.
-            order = circuit_names(found.ranking(by=column), model)
-            scores = {edge: float(len(order) - place) for place, edge in enumerate(order)}
-            problem.write(f"ours: {name}", scores, **spent)
-
-
-def circuit_names(names: list[str], model: HookedTransformer) -> list[str]:
-    return [next(iter(circuit.edges([name], model))) for name in names]
+            order, spent = measured(model, len(base), partial(OURS[name], given))
+            by_place = {edge: float(len(order) - at) for at, edge in enumerate(order)}
+            problem.write(f"ours: {name}", by_place, **spent)
 
 
 def measure(folder: Path, only: str) -> None:
@@ -136,7 +148,10 @@ def gathered(folder: Path, name: str) -> pd.DataFrame:
 
 
 def show(folder: Path) -> None:
-    """Prints a table for each model: means over splits, with the lowest and highest end of their 95% intervals."""
+    """Prints a table for each model: means over splits, with the lowest and highest end of their 95% intervals.
+
+    Costs are those of the first split.
+    """
     points, areas = gathered(folder, "points"), gathered(folder, "areas")
     grouped = areas.groupby(["model", "ranking"])
     table = pd.DataFrame()
@@ -147,8 +162,9 @@ def show(folder: Path) -> None:
     for area in ("CPR", "CMD"):
         ends = grouped[area].mean(), grouped[f"{area}_ci_low"].min(), grouped[f"{area}_ci_high"].max()
         table[area] = [f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in zip(*ends, strict=True)]
-    for cost in ("forwards", "seconds", "AUROC"):
-        table[cost] = grouped[cost].mean() if cost in areas else float("nan")
+    for cost in ("forwards", "seconds"):
+        table[cost] = grouped[cost].first()
+    table["AUROC"] = grouped["AUROC"].mean() if "AUROC" in areas else float("nan")
     table["splits"] = grouped.size()
     for model, part in table.groupby(level="model"):
         shown = part.droplevel("model").sort_values("CPR", ascending=False)

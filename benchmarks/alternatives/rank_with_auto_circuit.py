@@ -17,7 +17,7 @@ from auto_circuit.prune_algos.mask_gradient import mask_gradient_prune_scores
 from auto_circuit.types import AblationType
 from auto_circuit.utils.ablation_activations import src_ablations
 from auto_circuit.utils.graph_utils import patch_mode, patchable_model
-from ranking import Problem, each_problem, first, spending
+from ranking import Problem, each_problem, first, measured
 
 #: ACDC measures every edge for each of its 20 thresholds.
 FEW = 100
@@ -56,8 +56,7 @@ def rank(grouped: Problem) -> None:
     if len(model.edges) < FEW:
         methods["ACDC"] = partial(acdc_prune_scores, model, loader, None)
     for name, method in methods.items():
-        with spending(hooked, len(base)) as spent:
-            scores = method()
+        scores, spent = measured(hooked, len(base), method)
         edges: dict[str, float] = {}
         for edge in model.edges:
             ours = our_name(problem, edge)

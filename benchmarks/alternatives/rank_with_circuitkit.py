@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,7 +18,7 @@ import circuitkit.backends.eap.evaluate as evaluation
 import torch
 from circuitkit.backends.eap.graph import Graph
 from gim import GIM
-from ranking import Problem, each_problem, first, spending
+from ranking import Problem, each_problem, first, measured
 
 METHODS = {"EAP": ("EAP", None), "EAP-IG": ("EAP-IG-inputs", 5)}
 
@@ -60,8 +61,10 @@ def rank(problem: Problem) -> None:
     found, tested = Batches(problem, "found"), Batches(problem, "tested")
     for (kind, (method, steps)), gim in product(METHODS.items(), (False, True)):
         graph = Graph.from_model(model)
-        with spending(model, len(found.base)) as spent, GIM(model) if gim else nullcontext():
-            attribution.attribute(model, graph, found, found.total, method, ig_steps=steps, quiet=True)
+        arguments = model, graph, found, found.total, method
+        with GIM(model) if gim else nullcontext():
+            attribute = partial(attribution.attribute, *arguments, ig_steps=steps, quiet=True)
+            _, spent = measured(model, len(found.base), attribute)
         edges: dict[str, float] = {}
         for edge in graph.edges.values():
             name = our_name(problem, edge)

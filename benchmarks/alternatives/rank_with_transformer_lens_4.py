@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from common import saved
-from ranking import Problem, each_problem, spending
+from ranking import Problem, each_problem, measured
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.tools import analysis
@@ -66,8 +66,10 @@ def rank(grouped: Problem) -> None:
         saved(as_llama(problem)), device="cpu", dtype=torch.float32
     ).eval()
     base, source, _ = problem.half("found")
-    config, edges = analysis.EdgeAttributionConfig(granularity="edge"), dict[str, float]()
-    with spending(model, len(base)) as spent:
+    config = analysis.EdgeAttributionConfig(granularity="edge")
+
+    def attribute() -> dict[str, float]:
+        edges: dict[str, float] = {}
         # One prompt at a time, as it does itself; the answers differ between prompts.
         for clean, other, weight in zip(base, source, problem.tensors["found.weight"], strict=True):
             metric = partial(weighted, weight)
@@ -75,6 +77,9 @@ def rank(grouped: Problem) -> None:
             for ends, score in found.edge_scores.items():
                 name = our_name(problem, *ends)
                 edges[name] = edges.get(name, 0.0) + score
+        return edges
+
+    edges, spent = measured(model, len(base), attribute)
     tested, _, metric = problem.half("tested")
     with torch.no_grad():
         clean = metric(model(tested), torch.arange(len(tested))).mean().item()

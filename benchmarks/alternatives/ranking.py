@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,8 +19,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
-#: What a head reads by.
-READS = ("q", "k", "v")
+T = TypeVar("T")
+#: How often a method is timed, and the seconds above which once is enough.
+REPEATS, LONG = 5, 15
 
 
 def loaded(config: dict[str, Any], weights: dict[str, Tensor], **switches: bool) -> HookedTransformer:
@@ -153,28 +154,32 @@ class Problem:
         print(f"{self.folder.name:<24}{method:<40}{forwards:>9.1f} forwards{seconds:>9.2f} s", flush=True)
 
 
-@contextmanager
-def spending(model: torch.nn.Module, rows: int) -> Iterator[dict[str, float]]:
-    """Yields what is spent inside the block: `seconds` of the processor, and `forwards` of so many rows.
+def measured(model: torch.nn.Module, rows: int, method: Callable[[], T]) -> tuple[T, dict[str, float]]:
+    """Returns what a method finds, and what it spends: `forwards` of so many rows, and `seconds` of the processor.
 
-    A forward that begins in a later block counts as the blocks that it runs.
+    The seconds are the median of REPEATS calls, or those of the first where it takes more than LONG. A forward that
+    begins in a later block counts as the blocks that it runs.
     """
-    spent, blocks = {"forwards": 0.0, "seconds": 0.0}, list(model.blocks)
+    forwards, blocks = 0.0, list(model.blocks)
     kind = type(blocks[0])
     forward = kind.forward
 
     def counted(block: Any, x: Tensor, *others: Any, **named: Any) -> Any:
-        spent["forwards"] += x.shape[:-2].numel() / rows / len(blocks)
+        nonlocal forwards
+        forwards += x.shape[:-2].numel() / rows / len(blocks)
         return forward(block, x, *others, **named)
 
+    seconds = list[float]()
     # Not a hook: hooks of the user's are taken into account, or refused.
     kind.forward = counted
-    begun = time.process_time()
     try:
-        yield spent
+        while not seconds or (len(seconds) < REPEATS and seconds[0] < LONG):
+            begun = time.process_time()
+            found = method()
+            seconds.append(time.process_time() - begun)
     finally:
-        spent["seconds"] = time.process_time() - begun
         kind.forward = forward
+    return found, {"forwards": forwards / len(seconds), "seconds": statistics.median(seconds)}
 
 
 def each_problem(rank: Callable[[Problem], None]) -> None:

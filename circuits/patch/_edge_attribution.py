@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -309,11 +309,12 @@ def _edge_estimates_at_hook(
         # In between are the LayerNorm and a projection, or the MLP, in the graph of the model's own run.
         read = _vector_jacobian_products(run.activations[hook], run.activations[stream.hook()], parts)
     at_sum = _backprop_along_stream(piece.surface, run, stream, _zero_padding(piece, read))
+    in_double = cache(Tensor.double)  # sums of the stream share a gradient, but for norms between them
     parts_by_sum: list[Tensor] = []
     start = 0
     for sum_site, group in groupby(receivers.senders, partial(_find_sum_site, surface=piece.surface)):
         end = start + len(list(group))
-        sent, gradients = changes[start:end], at_sum[sum_site].double()
+        sent, gradients = changes[start:end], in_double(at_sum[sum_site])
         kept = [sent.where(span[..., None].to(sent.device), 0.0) for span in spans] or [sent]
         # Changes [sender batch pos d] times gradients [receiver batch pos d], summed over positions.
         products = [torch.einsum("sbpd,rbpd->rsb", part, gradients) for part in kept]
