@@ -132,7 +132,7 @@ def test_holm_by_hand():
     ("tests", "examples", "flips"),
     [(600, 100, 9999), (600, 10, 9999), (1, 4, 9999), (1, 6, 9999), (3, 9, 9), (5, 9, 511), (14, 9, 512)],
 )
-def test_advice_is_given_where_the_strongest_data_have_large_p_values_and_is_enough(tests, examples, flips):
+def test_advice_is_given_where_the_strongest_data_fail_and_is_enough(tests, examples, flips):
     """Every example changes by the same."""
 
     def smallest(examples, flips):
@@ -147,7 +147,8 @@ def test_advice_is_given_where_the_strongest_data_have_large_p_values_and_is_eno
         assert f"below {best:.2g}; " in line
         numbers = re.findall(r"(flips=)?(\d+)", line.partition("; ")[2])
         advised = {"flips" if is_flips else "examples": int(n) for is_flips, n in numbers}
-        enough = {"examples": examples, "flips": flips} | advised
+        enough = (given := {"examples": examples, "flips": flips}) | advised
+        assert all(more > given[name] for name, more in advised.items())
         assert smallest(**enough) == (pytest.approx(0.05, abs=0.05), [])
         for name in advised:
             assert smallest(**enough | {name: enough[name] - 2})[0] >= 0.05

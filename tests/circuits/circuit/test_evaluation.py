@@ -170,8 +170,7 @@ def test_effects_of_one_edge_are_those_of_forwards_with_separate_inputs_by_hand(
     agrees(rows, ["effect", "p_value", "p_adjusted"], every, [every - {edge} for edge in rows["variant"]])
     # Of the six strongest and six others, one of which ends at a head that the circuit lacks.
     c = found.top(6) | circuit.edges(["embed -> 0.3.q", *found.ranking()[20:25]], model)
-    asked |= {"random": 0, "subsets": 0}
-    rows = circuit.evaluate(model, c, tokens, given, metric, **asked).minimality
+    rows = circuit.evaluate(model, c, tokens, given, metric, random=0, subsets=0, **asked).minimality
     assert list(rows["member"]) == list(c)
     ends = [metric(hand.kept(tokens, theirs, names)).mean().item() for names in (every, ())]
     columns, unit = ["share", "p_value", "p_adjusted"], ends[1] - ends[0]

@@ -61,13 +61,13 @@ def test_power_is_that_of_the_fft(sizes):
 
 
 def test_the_axis_of_weights():
-    weights = torch.nn.Parameter(noise(6, 12, 4))
+    weights = torch.nn.Parameter(noise(6, 12, 2, 3))
     grid = fourier.Grid({"a": 3, "b": 4})
-    for axis in (1, -2):
+    for axis in (1, -3):
         found = fourier.spectrum(weights, grid, axis).power
-        for row, column in np.ndindex(6, 4):
-            power = fourier.spectrum(weights[row, :, column], grid).power
-            torch.testing.assert_close(found[:, :, row, column], power)
+        for i, j, k in np.ndindex(6, 2, 3):
+            alone = fourier.spectrum(weights[i, :, j, k], grid).power
+            torch.testing.assert_close(found[:, :, i, j, k], alone)
     assert not found.requires_grad
     assert fourier.transform(weights, 1).requires_grad
 

@@ -20,7 +20,7 @@ def test_names(causal):
         ("heads", [(first, second), [second]], ["0.1+1.2", "1.2"]),
         ("positions", np.arange(2), ["position 0", "position 1"]),
         ("positions", [-1, (0, 2)], ["position -1", "position 0+position 2"]),
-        ("layers", torch.arange(2).tolist(), ["layer 0", "layer 1"]),
+        ("layers", torch.arange(2), ["layer 0", "layer 1"]),
         ("keys", [2], ["key 2"]),
         ("components", ["qkv", ["q", "mlp"]], ["qkv", "q+mlp"]),
         ("seed", [7], ["seed 7"]),
