@@ -284,3 +284,17 @@ def test_edits_are_in_force_but_not_in_the_untrained_model(causal, make_model, f
         assert value(found, "mse", layer=1) == pytest.approx(expected, rel=1e-8)
         assert (found["untrained"] == plain["untrained"]).all() or size == 5
     assert value(plain, "mse", layer=1) != pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_directions_are_those_of_rows_of_norm_one_about_their_least_squares_centre(intercept):
+    """Rows of all sizes, one of zeros, and a feature of zeros: singular values by hand part the ranks."""
+    x = (noise(40, 6) + 1) * torch.logspace(-3, 3, 40, dtype=torch.float64)[:, None] + noise(6, seed=1)
+    x[7], x[:, 2] = 0, 0
+    weights = torch.nan_to_num(1 / x.norm(dim=1, keepdim=True), posinf=0).numpy()
+    centre = np.linalg.lstsq(weights, weights * x.numpy(), rcond=None)[0] * intercept
+    scale = np.linalg.norm(weights * x.numpy(), axis=0)
+    singular = np.linalg.svd(weights * (x.numpy() - centre) / np.where(scale > 0, scale, 1), compute_uv=False)
+    for number, value in enumerate(singular[:5]):
+        ranks = [Regression(x, intercept, value * factor).rank for factor in (1.0001, 0.9999)]
+        assert ranks == [number, number + 1]

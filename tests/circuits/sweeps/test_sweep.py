@@ -113,17 +113,3 @@ def test_positions_default_to_those_that_the_metric_says_it_reads(causal, tokens
     with pytest.raises(CircuitsError, match="not finite"):
         sweep(causal, tokens, variants, metric=Task().wrong)
     assert sweep(causal, tokens, variants, metric=Task().wrong, positions=[0]).settings["positions"] == [0]
-
-
-def test_metrics_that_only_some_runs_return(causal, tokens):
-    runs = []
-
-    def growing(output):
-        runs.append(1)
-        found = {"kept": output[:, -1, 3], "late": output[:, -1, 4]}
-        return found if len(runs) > 1 else {"kept": found["kept"]}
-
-    with pytest.raises(
-        CircuitsError, match=r"metric late: returned for variant 'a' but not for the unedited model"
-    ):
-        sweep(causal, tokens, {"a": ablate.zero("0.1")}, metric=growing)
