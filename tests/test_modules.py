@@ -61,6 +61,15 @@ def test_the_page_for_developers_lists_the_floors_that_are_held():
         assert shown == floors
 
 
+def test_what_docstrings_point_to_is_defined():
+    root = Path(__file__).resolve().parents[1]
+    texts = [file.read_text(encoding="utf-8") for name in PACKAGES for file in (root / name).rglob("*.py")]
+    defined = {name for text in texts for name in re.findall(r"^ *(?:def|class) (\w+)", text, re.MULTILINE)}
+    targets = [name for text in texts for name in re.findall(r":(?:func|class|meth):`~?([^`]+)`", text)]
+    assert len(targets) > 50
+    assert [name for name in targets if name.rpartition(".")[2] not in defined] == []
+
+
 def test_a_folder_has_at_most_20_files_of_code():
     root = Path(__file__).resolve().parents[1]
     folders = [root / name for name in (*PACKAGES, "tests", "benchmarks", "docs")]

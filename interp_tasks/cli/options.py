@@ -228,4 +228,4 @@ def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Exam
     names = list(dict.fromkeys(name for task in tasks for name in task.metric_names))
     more = {name for task in tasks for name in getattr(task, "property_names", ())}
     if strip_metric_suffixes(metric) not in {*names, *more}:
-        raise unknown_name_error("--metric", metric, names, "metrics")
+        raise unknown_name_error("--metric", metric, names, "write all, or one of")

@@ -51,6 +51,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     source_model,
 )
 from interp_tasks.measurement.option_parsing import (
+    as_list,
     called,
     check_draws,
     check_layer,
@@ -295,7 +296,7 @@ def patch(
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
     """
     examples = Examples.of(options)
-    sites = list(dict.fromkeys(str(Site.parse(each)) for each in ([site] if isinstance(site, str) else site)))
+    sites = list(dict.fromkeys(str(Site.parse(each)) for each in as_list(site)))
     for each in sites:
         if heads and not has_heads(each):
             raise UserError(f"--heads with --site {each}: this site has no heads; leave --heads out")

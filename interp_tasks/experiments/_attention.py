@@ -28,7 +28,7 @@ from interp_tasks.measurement.head_selection import (
     scored_positions,
 )
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, Refs
-from interp_tasks.measurement.option_parsing import parse_positions_or_mask
+from interp_tasks.measurement.option_parsing import as_list, parse_positions_or_mask
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, value_text
 from interp_tasks.pages import Column, Figure
 
@@ -95,7 +95,7 @@ def attention(
     """
     from circuits import patterns
 
-    names = [templates] if isinstance(templates, str) else list(templates)
+    names = as_list(templates)
     at = parse_positions_or_mask(positions)
     maps: dict[str, Maps] = {}
     classes: dict[str, Classes] = {}

@@ -21,7 +21,7 @@ from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations import split_into_passes
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Options, Refs
-from interp_tasks.measurement.option_parsing import check_layer, layer_of
+from interp_tasks.measurement.option_parsing import as_list, check_layer, chosen_names, layer_of
 from interp_tasks.measurement.result import Result, experiment, measure, value_text
 from interp_tasks.measurement.untrained import build_untrained as untrained_model
 from interp_tasks.pages import Column, Figure, number
@@ -140,8 +140,8 @@ def probe(
     """
     if not (0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out))):
         raise UserError(f"--held-out {held_out:g}: give a fraction below 1, or a number of examples from 2")
-    places = [str(Site.parse(each)) for each in ([sites] if isinstance(sites, str) else sites)]
-    names = [targets] if isinstance(targets, str) else list(targets)
+    places = [str(Site.parse(each)) for each in as_list(sites)]
+    names = as_list(targets)
     test = int(held_out) if held_out >= 2 else held_out
     if not places:
         raise UserError("no site: give --site resid_post, or another")
@@ -198,9 +198,8 @@ def chosen_targets(subject: LoadedCheckpoint, names: Sequence[str]) -> ProbeTarg
         raise UserError(
             f"task {task.name!r} declares no targets for probes: give it a method probe_targets(batch)"
         )
-    if missing := [name for name in names if name not in declared.targets]:
-        raise UserError(f"--target {missing[0]}: task {task.name!r} declares {', '.join(declared.targets)}")
-    return replace(declared, targets={name: declared.targets[name] for name in names or declared.targets})
+    chosen = chosen_names(declared.targets, names, "--target", task)
+    return replace(declared, targets={name: declared.targets[name] for name in chosen})
 
 
 def probe_rows_by_control(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.checkpoints.drop_detection import final_level, first_index_lastingly_below, plateau_steps
+from interp_tasks.checkpoints.run_files import stored_steps
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import bootstrap_rows, rank_correlation_interval
 from interp_tasks.measurement.loaded_checkpoints import Examples, LoadedCheckpoint, Options, subjects
+from interp_tasks.measurement.option_parsing import as_list
 from interp_tasks.measurement.result import Result, Row, experiment, numbers, tidy
 from interp_tasks.measurement.run_logs import (
     Curve,
@@ -88,7 +90,7 @@ def drops(
         against: settings, such as ``model.d_model``: the rank correlation of everything with each of them, over the
             runs that differ in nothing else but their seed.
     """
-    keys = [against] if isinstance(against, str) else list(against)
+    keys = as_list(against)
     for key in keys:
         section, _, name = key.partition(".")
         if section not in ("task", "model", "train") or not name:
@@ -260,6 +262,7 @@ def curve(
     """
 
     examples, logged_runs = Examples.of(options), read_runs(runs)
+    measured = {run.name for run in logged_runs if stored and stored_steps(run.path)}
     curves: dict[str, dict[str, Curve]] = {}
     rows: list[Row] = []
     for run in logged_runs:
@@ -269,12 +272,14 @@ def curve(
         curves[run.name] = {own.metric: own} | {name: one for name, one in others.items() if len(one.values)}
         rows += levels(run, curves[run.name], own)
         rows += drop_and_loss_share_rows(run, own)
-        for subject in subjects(f"{run.name}@all", examples) if stored else ():
+        for subject in subjects(f"{run.name}@all", examples) if run.name in measured else ():
             rows += checkpoint_metric_rows(run.name, subject)
     config = {"runs": [run.name for run in logged_runs], "stored": stored, **examples.describe()}
     frame = tidy(rows, experiment="curve", intervention="none")
-    notes = (LEVELS_NOTE, STORED_STEPS) if stored else (LEVELS_NOTE,)
-    return Result("curve", frame, config, notes, data={"curves": curves})
+    notes = [LEVELS_NOTE, *([STORED_STEPS] if measured else [])]
+    if stored and len(measured) < len(logged_runs):
+        notes.append("Of runs that store no checkpoints the log alone is read.")
+    return Result("curve", frame, config, tuple(notes), data={"curves": curves})
 
 
 def levels(run: Run, curves: Mapping[str, Curve], own: Curve) -> Iterator[Row]:

@@ -27,6 +27,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     source_model,
 )
 from interp_tasks.measurement.option_parsing import (
+    as_list,
     called,
     check_draws,
     check_layer,
@@ -82,9 +83,7 @@ def transplant(
         layers: only in these layers (default: all).
         options: see :class:`Examples`.
     """
-    rows = [
-        normalise_components(each) for each in ([components] if isinstance(components, str) else components)
-    ]
+    rows = [normalise_components(each) for each in as_list(components)]
     if not rows:
         raise UserError("--components: nothing to transplant; write qkv, mlp, attn, ...")
     chosen = None if layers is None else parse_numbers("--layers", layers)
@@ -195,7 +194,7 @@ def permute(
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
     """
     check_draws(draws)
-    chosen = [what] if isinstance(what, str) else list(dict.fromkeys(what))
+    chosen = list(dict.fromkeys(as_list(what)))
     if not chosen:
         raise UserError(f"--what: write {ALL}, or of a grid rows, within-rows, ...")
 

@@ -14,7 +14,12 @@ import typer
 from circuits.model.heads import Head, parse_heads
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.loaded_checkpoints import DEFAULT_SAMPLES, LoadedCheckpoint, declared_or_empty
-from interp_tasks.measurement.option_parsing import check_choice, parse_numbers, parse_positions_or_mask
+from interp_tasks.measurement.option_parsing import (
+    check_choice,
+    chosen_names,
+    parse_numbers,
+    parse_positions_or_mask,
+)
 
 if TYPE_CHECKING:
     from circuits import Intervention
@@ -288,12 +293,7 @@ def chosen_templates(subject: LoadedCheckpoint, names: Sequence[str]) -> dict[st
     }
     own = declared_or_empty(subject, "attention_templates") or known
     known |= own
-    for name in names:
-        if name not in known:
-            raise UserError(
-                f"--template {name!r}: {subject.name} has no such template; write {', '.join(known)}"
-            )
-    return {name: known[name] for name in dict.fromkeys(names or own)}
+    return {name: known[name] for name in chosen_names(known, names or own, "--template", subject)}
 
 
 def scored_positions(subject: LoadedCheckpoint, positions: str | tuple[int, ...] | None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +26,7 @@ MAX_DRAWS = 100_000
 FEW_NAMES = 8
 #: Rules of key frequencies by name, with their usual number (a test holds them to those of ``circuits.fourier``).
 RULES = {"noise": 0.05, "of-largest": 0.25, "above-mean": 1.0, "preferred": 0.0}
+LEVEL = typer.Option("--level", help="Of an accuracy, above 0, at most 1.")
 #: A neuron follows the frequency that explains more than this share of its variance.
 THRESHOLD = 0.85
 
@@ -40,12 +41,24 @@ def check_choice(option: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-def unknown_name_error(option: str, value: str, known: Sequence[str], what: str) -> UserError:
-    """Returns what to say of a name that there is not: the closest, and of few which there are."""
-    few = known if len(known) <= FEW_NAMES else [*known[:FEW_NAMES], "..."]
-    return UserError(
-        f"{option} {value!r}: {did_you_mean(value, known)}the {what} are {', '.join(few)}; or write all"
-    )
+def as_list(given: str | Iterable[str]) -> list[str]:
+    """Returns one name, or several, as a list."""
+    return [given] if isinstance(given, str) else list(given)
+
+
+def unknown_name_error(option: str, value: str, known: Iterable[str], has: str) -> UserError:
+    """Returns what to say of a name that there is not: the closest, and after ``has`` the first that there are."""
+    names = list(known)
+    few = names if len(names) <= FEW_NAMES else [*names[:FEW_NAMES], "..."]
+    return UserError(f"{option} {value!r}: {did_you_mean(value, names)}{has} {', '.join(few)}")
+
+
+def chosen_names(known: Collection[str], names: Collection[str], option: str, owner: Any) -> list[str]:
+    """Returns the names chosen of a task's or a checkpoint's, each known to it and once; all where none is chosen."""
+    for name in names:
+        if name not in known:
+            raise unknown_name_error(option, name, known, f"of {owner.name} there are")
+    return list(dict.fromkeys(names or known))
 
 
 def split_at_commas_and_plus(spec: str) -> list[str]:

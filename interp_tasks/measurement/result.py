@@ -329,7 +329,7 @@ class Result:
         own = {name for part in parts for name in part.get("metrics of the tasks", ())}
         chosen = names.isin(own) if metric is None else (names == metric) | (self.frame["metric"] == metric)
         if metric not in (None, "all") and not chosen.any():
-            raise unknown_name_error("no metric", metric, list(dict.fromkeys(names)), "metrics of the rows")
+            raise unknown_name_error("no metric", metric, dict.fromkeys(names), "rows have all, or one of")
         if metric == "all" or not chosen.any():
             return self
         frame, now = with_holm(self.frame[chosen], self.notes)

@@ -113,7 +113,8 @@ def lines_panel(rows: pandas.DataFrame, metric: str, title: str) -> Panel:
 def suits_log_axis(rows: pandas.DataFrame) -> bool:
     """Returns whether values span two powers of ten and no value or interval reaches zero."""
     numbers = rows[["value", "baseline", "value_ci_low"]].to_numpy(dtype=float)
-    return bool(numbers.size and numbers.min() > 0 and numbers.max() > 100 * numbers.min())
+    there = numbers[numbers == numbers]
+    return bool(there.size and there.min() > 0 and there.max() > 100 * there.min())
 
 
 def is_single_head_row(frame: pandas.DataFrame) -> pandas.Series:

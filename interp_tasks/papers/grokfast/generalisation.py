@@ -17,14 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from circuits.figures.layout import draw
 from circuits.figures.panels import Series, curve
 from interp_tasks.checkpoints.drop_detection import final_level
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import finite_or_nan
-from interp_tasks.measurement.option_parsing import check_level
+from interp_tasks.measurement.option_parsing import LEVEL, check_level
 from interp_tasks.measurement.result import Result, Row, experiment, or_empty, tidy
 from interp_tasks.measurement.run_logs import Run, median_rows_over_seeds, read_runs, title_and_prefix
 from interp_tasks.pages import Column, Figure, number
@@ -38,11 +36,10 @@ FINAL, PAIRS, SPREAD = "final level", "pairs in order", "last step / first step"
 TOGETHER_FROM = 11
 #: Steps are on a logarithmic axis.
 STEPS = {"type": "log", "dtick": 1, "exponentformat": "none"}
-LEVEL_OPTION = typer.Option("--level", help="Of an accuracy, above 0, at most 1.")
 
 
 @experiment(says={"level": 0.95})
-def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL_OPTION] = 0.95) -> Result:
+def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL] = 0.95) -> Result:
     """Say at which step each accuracy of a run reaches a level, in training and validation, in which order.
 
     A line per answer; of RUN/seed-0, RUN/seed-1, ... lines more with the medians. A run that does not get there is said

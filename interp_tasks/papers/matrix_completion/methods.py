@@ -29,7 +29,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     Options,
 )
-from interp_tasks.measurement.option_parsing import check_choice
+from interp_tasks.measurement.option_parsing import as_list, check_choice, chosen_names
 from interp_tasks.measurement.result import Result, Row, experiment, measure, numbers, tidy
 
 if TYPE_CHECKING:
@@ -261,11 +261,6 @@ def algorithm(
 # ---- what tasks declare
 
 
-def as_list(given: str | Sequence[str]) -> list[str]:
-    """Returns one name, or several, as a list."""
-    return [given] if isinstance(given, str) else list(given)
-
-
 def require_declaration(task: Task, noun: str, **given: Any) -> Mapping[str, Any]:
     """Returns the declaration that a task makes under a name; a UserError says that it makes none."""
     declare = getattr(task, noun, None)
@@ -273,14 +268,6 @@ def require_declaration(task: Task, noun: str, **given: Any) -> Mapping[str, Any
         raise UserError(f"task {task.name!r} declares no {noun}: give it a method {noun}({', '.join(given)})")
     values: Mapping[str, Any] = declare(**given)
     return values
-
-
-def chosen_names(known: Mapping[str, Any], names: Sequence[str], option: str, task: Task) -> list[str]:
-    """Returns the chosen names, each known to the task; all that it knows where none is chosen."""
-    for name in names:
-        if name not in known:
-            raise UserError(f"{option} {name!r}: task {task.name!r} declares {', '.join(known)}")
-    return list(dict.fromkeys(names or known))
 
 
 def forward(model: Any, tokens: Tensor) -> Tensor:

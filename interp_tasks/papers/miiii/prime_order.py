@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.option_parsing import check_level
+from interp_tasks.measurement.option_parsing import LEVEL, check_level
 from interp_tasks.measurement.result import Result, experiment, tidy
 from interp_tasks.measurement.run_logs import Run, read_runs, setting
 
 if TYPE_CHECKING:
     from interp_tasks.measurement.embeddings import Array
 
-LEVEL = 0.95
 PERMUTATIONS = 9999
 FOLLOWS, SAME_Q = "rank correlation with the step", "rank correlation with the step, of the same q"
 #: Of a prime q and the base p, what its step may follow.
@@ -30,7 +29,6 @@ PROPERTIES = {
     "q divides p − 1": lambda q, p: float(p % q == 1),
     "p mod q": lambda q, p: p % q,
 }
-LEVEL_OPTION = typer.Option("--level", help="Of an accuracy, above 0, at most 1.")
 SEED = typer.Option("--seed", help="Draws the permutations.")
 
 
@@ -43,9 +41,9 @@ class Generalisation(NamedTuple):
     step: float
 
 
-@experiment(says={"level": LEVEL})
+@experiment(says={"level": 0.95})
 def prime_order(
-    runs: str | Sequence[str], level: Annotated[float, LEVEL_OPTION] = LEVEL, seed: Annotated[int, SEED] = 0
+    runs: str | Sequence[str], level: Annotated[float, LEVEL] = 0.95, seed: Annotated[int, SEED] = 0
 ) -> Result:
     """See what the order in which primes generalise follows: q, whether q divides p − 1, or p mod q.
 
@@ -65,11 +63,15 @@ def prime_order(
     steps = np.array([point.step for point in points])
     named, by_run = np.unique([point.run for point in points], return_inverse=True)
     by_q = np.unique([point.q for point in points], return_inverse=True)[1]
+    within = [
+        (name, strata, permuted_ranks(steps, strata, seed))
+        for name, strata in ((FOLLOWS, by_run), (SAME_Q, by_q))
+    ]
     rows = []
     for name, property_of in PROPERTIES.items():
         values = np.array([float(property_of(point.q, point.p)) for point in points])
-        for metric, strata in ((FOLLOWS, by_run), (SAME_Q, by_q)):
-            value, p_value = stratified_correlation(values, steps, strata, seed)
+        for metric, strata, ranks in within:
+            value, p_value = stratified_correlation(values, ranks, strata)
             rows.append({"variant": name, "metric": metric, "value": value, "p_value": p_value})
     labels = {"run": "all runs", "ref": "all runs", "split": "validation", "seed": seed, "n_runs": len(named)}
     frame = tidy(rows, experiment="prime-order", intervention="none", n=len(points), **labels)
@@ -103,23 +105,27 @@ def read_generalisations(run: Run, level: float) -> list[Generalisation]:
     return [Generalisation(run.name, p, q, step) for q, step in steps.items()]
 
 
-def stratified_correlation(x: Array, y: Array, strata: Any, seed: int) -> tuple[float, float]:
-    """Returns the rank correlation within strata and its two-sided p-value; NaN where nothing varies."""
+def permuted_ranks(values: Array, strata: Any, seed: int) -> Array:
+    """Returns ranks within strata, less their mean, and below them permutations within strata."""
     import numpy as np
 
-    one, other = centred_ranks(x, strata), centred_ranks(y, strata)
-    size = math.sqrt((one**2).sum() * (other**2).sum())
+    draws = np.random.default_rng([seed, 4])
+    members = [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
+    ranks = np.tile(centred_ranks(values, strata), (1 + PERMUTATIONS, 1))
+    for row in ranks[1:]:
+        for indices in members:
+            row[indices] = ranks[0, draws.permutation(indices)]
+    return ranks
+
+
+def stratified_correlation(x: Array, permuted: Array, strata: Any) -> tuple[float, float]:
+    """Returns the rank correlation within strata and its two-sided p-value; NaN where nothing varies."""
+    one = centred_ranks(x, strata)
+    size = math.sqrt((one**2).sum() * (permuted[0] ** 2).sum())
     if size < 1e-12:
         return math.nan, math.nan
-    observed = float((one * other).sum() / size)
-    draws = np.random.default_rng([seed, 4])
-    hits = 0
-    members = [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
-    for _ in range(PERMUTATIONS):
-        mixed = other.copy()
-        for indices in members:
-            mixed[indices] = other[draws.permutation(indices)]
-        hits += abs((one * mixed).sum() / size) >= abs(observed) - 1e-12
+    observed, *drawn = (permuted @ one / size).tolist()
+    hits = sum(abs(value) >= abs(observed) - 1e-12 for value in drawn)
     return observed, (1 + hits) / (1 + PERMUTATIONS)
 
 

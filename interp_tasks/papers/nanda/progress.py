@@ -29,7 +29,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     resolve_refs,
     trained_on,
 )
-from interp_tasks.measurement.option_parsing import RULES, parse_frequency_rule, select_kinds
+from interp_tasks.measurement.option_parsing import RULES, as_list, parse_frequency_rule, select_kinds
 from interp_tasks.measurement.result import Result, Row, experiment, measure, merge_rows
 from interp_tasks.pages import Column, Figure, number
 from interp_tasks.papers import nanda as words
@@ -179,7 +179,7 @@ def progress(
     from interp_tasks.papers.nanda.progress_measures import GridModel, split_rows
 
     parsed = parse_frequency_rule(rule)
-    chosen = select_kinds([kinds] if isinstance(kinds, str) else kinds, KINDS)
+    chosen = select_kinds(as_list(kinds), KINDS)
     found = resolve_refs(refs, Examples.of(options))
     runs = by_run(found)
     followed = {run: RunProgress(several[-1]) for run, several in runs.items()}

@@ -182,6 +182,7 @@ def test_a_pattern_of_the_zoo_leaves_out_runs_that_ship_their_log_alone(place):
         ("x@0:100:0", "has steps of 0"),
         ("x@5:50", "x stores no step in 5:50: it has 0, 1, 2, ... 3000, 4000: 11 in all"),
         ("x@150", "x has no checkpoint at step 150: the nearest are 100 and 200"),
+        ("x@900000::100", "x stores no step in 900000::100: it has "),
         ("x@9999", "x has no checkpoint at step 9999: the nearest are 4000 (of"),
         (f"x@0:{10**18}:1", "x has no checkpoint at step 3: the nearest are 2 and 4"),
         ("x@post", "declares no drop_metric"),

@@ -195,5 +195,8 @@ def test_stored_steps_are_measured_on_the_same_examples(tiny):
                 assert row["value"].item() == pytest.approx(value, rel=1e-5)
                 assert row["value_ci_low"].item() <= value + 1e-9
                 assert row["value_ci_high"].item() >= value - 1e-9
+    both = curve([str(run), "zoo:modular-arithmetic-sweeps/addition-60"], samples=4)
+    assert set(both.frame[both.frame["variant"] == "stored step"]["run"]) == {str(run)}
+    assert "store no checkpoints" in both.notes[-1]
     # Without a drop there is no plateau, and that is no error.
     assert found.frame[found.frame["variant"] == "plateau"]["value"].isna().all()

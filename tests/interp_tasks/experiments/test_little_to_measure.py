@@ -8,24 +8,9 @@ import pytest
 from interp_tasks.cli import main
 
 ZOO = "zoo:matrix-completion-4x4"
-TINY = (
-    "task.n=3",
-    "task.rank=1",
-    "task.grid_step=0.1",
-    "task.grid_max=1.2",
-    "model.d_model=8",
-    "model.n_heads=2",
-)
+MODEL = ("model.d_model=8", "model.n_heads=2")
+TINY = ("task.n=3", "task.rank=1", "task.grid_step=0.1", "task.grid_max=1.2", *MODEL)
 SCHEDULE = ("train.steps=4", "train.log_every=1", "train.eval_samples=9", "train.batch_size=4")
-
-
-def refused(outcome):
-    """The one line of a refusal."""
-    code, out, err = outcome
-    assert (code, out) == (2, "")
-    assert err.startswith("interp-run: ")
-    assert err.count("\n") == 1
-    return err
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +41,9 @@ def test_a_mangled_run_is_said_to_be_one(call, tiny, tmp_path, what):
     run = tmp_path / "run"
     shutil.copytree(tiny, run)
     (run / file).write_text(mangle((run / file).read_text()))
-    assert said in refused(call("runs", "drops", "--ckpt", str(run)))
+    code, out, err = call("runs", "drops", "--ckpt", str(run))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
 
 
 ONE = {

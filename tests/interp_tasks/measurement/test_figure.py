@@ -53,6 +53,12 @@ def test_values_of_a_run_are_lines_over_steps_with_bands_beside_the_unedited_mod
     assert "step" in [axis.title.text for axis in figure.select_xaxes()]
 
 
+def test_values_over_two_powers_of_ten_have_a_log_axis_also_without_baselines():
+    frame = result().frame.assign(baseline=float("nan"))
+    shown = [Result("x", frame.assign(value=frame["value"] ** power)).plot() for power in (1, 4)]
+    assert [figure.layout.yaxis.type for figure in shown] == [None, "log"]
+
+
 def test_heads_edited_one_by_one_are_a_map_by_step():
     found = result(experiment="heads")
     maps = [trace for trace in found.plot().data if trace.type == "heatmap"]

@@ -130,7 +130,7 @@ REFUSED = {
     "ablation --ckpt run --prompts prompts.jsonl --task miiii": "give --task or --prompts, not both",
     "ablation --ckpt run --prompts prompts.jsonl --metric loss": "choose logit_difference or accuracy",
     "lens --ckpt other --prompts prompts.jsonl": "has no tokenizer, which texts need",
-    "probe --ckpt run --prompts prompts.jsonl --target name": "declares who, words",
+    "probe --ckpt run --prompts prompts.jsonl --target name": "there are who, words",
     "heads --ckpt run --prompts prompts.jsonl --by-class": "found on other examples, which a file has not",
 }
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from interp_tasks.papers.miiii.prime_order import centred_ranks, stratified_correlation
+from interp_tasks.papers.miiii.prime_order import centred_ranks, permuted_ranks, stratified_correlation
 
 
 def test_ranks_are_within_strata_and_ties_share_them():
@@ -16,11 +16,14 @@ def test_ranks_are_within_strata_and_ties_share_them():
 
 
 def test_a_strict_order_is_found_and_its_p_value_counts_permutations():
+    def correlation(x, y, strata):
+        return stratified_correlation(x, permuted_ranks(y, strata, 0), strata)
+
     x, y = np.arange(4.0), np.arange(4.0) * 3
-    value_, p_value = stratified_correlation(x, y, np.zeros(4), 0)
+    value_, p_value = correlation(x, y, np.zeros(4))
     assert value_ == pytest.approx(1)
     # Two of 24 orders are as extreme.
     assert p_value == pytest.approx(2 / 24, abs=0.01)
-    assert all(math.isnan(one) for one in stratified_correlation(x, np.ones(4), np.zeros(4), 0))
+    assert all(math.isnan(one) for one in correlation(x, np.ones(4), np.zeros(4)))
     # Between strata nothing is compared.
-    assert all(math.isnan(one) for one in stratified_correlation(x, y, np.arange(4), 0))
+    assert all(math.isnan(one) for one in correlation(x, y, np.arange(4)))
