@@ -275,7 +275,8 @@ class _Ranking:
         graph, effects = None, {}
         if hasattr(given, "ranking"):
             given, graph, effects = given.ranking(), given.graph, given.top(len(given.ranking())).effects
-        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        names = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
+        if not names or not all(isinstance(name, str) for name in names):
             raise CircuitsError(
                 f"{caller}: a ranking is a screening or a list of names, largest first; got {format_value(given)}"
             )

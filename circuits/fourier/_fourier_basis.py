@@ -110,18 +110,19 @@ class Grid:
                 ids are left out; every combination must occur once.
         """
         tokens = parse_tensor(tokens, "Grid.of_inputs: tokens")
+        named = dict(coords) if isinstance(coords, Mapping) else {}
         if isinstance(values, int | np.integer):
-            values = [range(int(values))] * len(coords)
+            values = [range(int(values))] * len(named)
         lists = [list(map(int, each)) for each in values if isinstance(each, Iterable)]
-        outside = [at for at in coords.values() if not -tokens.shape[1] <= at < tokens.shape[1]]
-        if len(lists) != len(coords) or outside or any(len(set(one)) < len(one) for one in lists):
+        outside = [at for at in named.values() if not -tokens.shape[1] <= at < tokens.shape[1]]
+        if not named or len(lists) != len(named) or outside or any(len(set(one)) < len(one) for one in lists):
             raise CircuitsError(
-                f"Grid.of_inputs: coords name positions 0-{tokens.shape[1] - 1} of the tokens, with a list of "
-                f"different ids for each; got {dict(coords)} and {len(lists)} lists"
+                f"Grid.of_inputs: coords name positions 0-{tokens.shape[1] - 1}, as in {{'a': 0, 'b': 1}}, with a list "
+                f"of different ids for each; got {coords} and {len(lists)} lists"
             )
         index = torch.zeros(len(tokens), dtype=torch.long)
         on_grid = torch.ones(len(tokens), dtype=torch.bool)
-        for position, ids in zip(coords.values(), lists, strict=True):
+        for position, ids in zip(named.values(), lists, strict=True):
             match = tokens[:, position].cpu()[:, None] == torch.tensor(ids)
             on_grid &= match.any(1)
             index = index * len(ids) + match.long().argmax(1)

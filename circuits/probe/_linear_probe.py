@@ -77,9 +77,11 @@ def linear(
 
     Inside `intervene` the edits are in force. Sources: Gopalani, Lubana, Hu 2024, figure 6; Hewitt & Liang 2019.
     """
-    draws, penalty, fitted = parse_draws(draws, "probe"), float(ridge or 0), bool(intercept)
-    if isinstance(ridge, bool) or not penalty >= 0:
+    draws, fitted = parse_draws(draws, "probe"), bool(intercept)
+    is_number = isinstance(ridge, int | float | np.number) and not isinstance(ridge, bool)
+    if ridge is not None and not (is_number and ridge >= 0):
         raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
+    penalty = float(ridge or 0)
     surface, seed = HookedModel(model), parse_seed(seed, "probe")
     prompts = parse_prompts(surface, tokens, "probe")
     entries = parse_entries(prompts, positions, splits, test, seed)

@@ -304,9 +304,7 @@ def compare(
         found.add(-1, of_chunk.measure(clean, clean, BASELINE))
         for index, (name, output) in enumerate(outputs.items()):
             if output.shape != clean.shape:
-                raise CircuitsError(
-                    f"compare: {name} is {list(output.shape)}, the unedited {list(clean.shape)}"
-                )
+                raise CircuitsError(f"compare: {name} is {list(output.shape)}, unedited {list(clean.shape)}")
             found.add(index, of_chunk.measure(output, clean, name))
     if isinstance(measured.batch, LogitDifference):
         measured.batch.check_count(done)
