@@ -103,7 +103,7 @@ class EdgeHooks:
                     self._at.setdefault(write.hook, []).append(number)
             for head in receiving_heads(receiver, surface):
                 groups.setdefault((receiver.hook, head), set()).add(known[id(write)])
-                order = self._get_receiver_order(receiver.kind.name, receiver.layer)
+                order = order_of(receiver.kind.name, receiver.layer, self._receivers)
                 places[receiver.hook, head] = order, edge.label
         # Whether some sender is replaced by zeros, and with all of them nothing of a stream may be left.
         self._zeroes = any(_writes_zeros(edge.sender) for edge in self._senders)
@@ -172,7 +172,7 @@ class EdgeHooks:
 
         It is written when their hooks fire; see `_replace_qkv`.
         """
-        order = self._get_receiver_order("q", layer)
+        order = order_of("q", layer, self._receivers)
         if layer == 0 and run.left is not None:
             run.left = self._propagate_past(
                 run, partial(self._projections.apply_stream_norm, "embed", None), run.left, order
@@ -281,7 +281,7 @@ class EdgeHooks:
             run.group_mlp_out.clear()
 
     def _prepare_mlp_at_resid_mid(self, layer: int, run: EdgeRunState, x: Tensor) -> None:
-        order, groups = self._get_receiver_order("mlp_pre", layer), self._groups_through_mlp(layer)
+        order, groups = order_of("mlp_pre", layer, self._receivers), self._groups_through_mlp(layer)
         arriving = self._differences(run, groups, x)
         stream = self._propagate_past(
             run, partial(self._surface.apply_hooks, hook_at("resid_mid", layer)), x, order
@@ -295,7 +295,7 @@ class EdgeHooks:
         """Returns the groups on whose streams the MLP of a layer is recomputed."""
         if not self._through_mlps or hook_at("mlp_out", layer) not in self._surface.hooks:
             return []
-        order = self._get_receiver_order("mlp_pre", layer)
+        order = order_of("mlp_pre", layer, self._receivers)
         return [group for group, last in self._last.items() if last > order]
 
     def _prepare_mlp_input(
@@ -328,7 +328,7 @@ class EdgeHooks:
 
     def _at_resid_post(self, layer: int, run: EdgeRunState, x: Tensor) -> Tensor | None:
         """Returns the stream with what a receiver at the block's end gets, `None` for no receiver; keeps it."""
-        hook, order, new = hook_at("resid_post", layer), self._get_receiver_order("resid_post", layer), None
+        hook, order, new = hook_at("resid_post", layer), order_of("resid_post", layer, self._receivers), None
         if (hook, None) in self._groups:
             (change,) = self._all_differences(run, [self._groups[hook, None]], x)
             x = new = x + change
@@ -421,10 +421,6 @@ class EdgeHooks:
         return _cancel_stream_exactly(differences, stream) if self._zeroes else differences
 
     # ---- Helpers
-
-    def _get_receiver_order(self, receiver: str, layer: int) -> int:
-        """Returns where a receiver stands in the order of a run."""
-        return order_of(receiver, layer, self._receivers)
 
     def _mlp_replaced_mask(self, group: Group, layer: int, mlp_out: Tensor) -> Tensor:
         """Tells where an MLP's output is replaced for a group, boolean, broadcast to the stream."""

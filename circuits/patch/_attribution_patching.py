@@ -138,8 +138,8 @@ def attribution(
     A row's `effect` is the estimate, per example and with its interval; `value` is `baseline` plus the
     estimate. Where the metric returns (sum, count) pairs, counts are those at base. The direction, source -> base, is
     named in `intervention`. The estimate is exact where the metric is linear in the site. Where a patch saturates a
-    softmax or a LayerNorm it can be far off: check the largest with `patch.activations`. Edits of blocks around this
-    call are not in force.
+    softmax or a LayerNorm it can be far off: check the largest with `patch.activations`. Refused inside a
+    block of `intervene` that edits the model.
     """
     caller, direction = "patch.attribution", "source -> base"
     place = parse_place(site, None, caller)
@@ -148,7 +148,7 @@ def attribution(
     axis = "feature" if kind.unit == "feature" else "position" if kind.head_axis is None else "head"
     hooks = pair.surface.hooks_at(place.site)
     rows = [_Rows(Site(place.site.name, layer), hook, (axis,)) for layer, hook in hooks]
-    parts, (sized, unedited, estimates) = _estimate_all_rows(pair, rows, None)
+    parts, (sized, unedited, estimates) = _estimate_all_rows(pair.check_outside_blocks(), rows, None)
     runs = [_describe_row(pair.surface, f"{caller} ({direction})", one) for one in parts]
     measured = Measurements(runs, "gradient")
     measured.add(-1, unedited)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError, format_value
@@ -57,9 +58,10 @@ class PromptPairs:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> PromptPairs:
-        """Returns the pairs of a slice, or of rows by their numbers from 0."""
-        chosen = list(range(len(self)))[rows] if isinstance(rows, slice) else [int(row) for row in rows]
+    def __getitem__(self, rows: int | slice | Sequence[int] | np.ndarray | Tensor) -> PromptPairs:
+        """Returns the pairs of a slice, of rows by their numbers from 0, or of a mask."""
+        given = rows.tolist() if isinstance(rows, Tensor) else rows
+        chosen = np.arange(len(self))[given if isinstance(given, slice) else np.atleast_1d(given)].tolist()
         right, wrong = (tuple(side[row] for row in chosen) for side in (self.metric.right, self.metric.wrong))
         return PromptPairs(
             self.tokens[chosen],

@@ -102,8 +102,9 @@ class SweepResult:
         order = np.argsort(pd.factorize(frame["checkpoint"], use_na_sentinel=False)[0], kind="stable")
         frame = frame.iloc[order].reset_index(drop=True)
         frame["p_adjusted"] = holm(frame["p_value"].to_numpy(dtype=float))
-        settings = dict(first)
-        settings["naive"] = {key: why for one in results for key, why in one.settings["naive"].items()}
+        settings = first | {"naive": {}}
+        for one in results:
+            settings["naive"] |= one.settings.get("naive", {})
         interventions = {name: given for one in results for name, given in one.interventions.items()}
         return cls(frame, baseline.drop_duplicates(model, ignore_index=True), interventions, settings)
 

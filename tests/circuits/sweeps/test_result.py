@@ -6,7 +6,7 @@ import pickle
 import pandas as pd
 import pytest
 
-from circuits import SweepResult, ablate, draws, heads, sweep
+from circuits import SweepResult, ablate, compare, draws, heads, run, sweep
 from circuits.statistics import holm
 from circuits.sweeps.sweep_result import COLUMNS
 
@@ -67,6 +67,14 @@ def test_several_models_are_one_table_in_the_order_of_their_labels(make_model, t
     table = found.pivot("checkpoint", "heads")
     for label, one in alone.items():
         assert table.loc[str(label)].to_dict() == one.frame.set_index("head")["effect"].to_dict()
+
+
+def test_parts_of_compare_have_no_engine_and_join_as_well(make_model, tokens):
+    output = run(make_model(), tokens)
+    given = {"double": 2 * output, "half": output / 2}
+    whole = compare([(output, given)], by_row, draws=50, flips=50)
+    parts = [compare([(output, {name: one})], by_row, draws=50, flips=50) for name, one in given.items()]
+    pd.testing.assert_frame_equal(SweepResult.concat(parts).frame, whole.frame)
 
 
 def by_row(output):
