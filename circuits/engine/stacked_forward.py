@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.interventions.base import ActivationEdit, Intervention, ModelRun, Reference, Step, WeightEdit
-from circuits.interventions.clean_and_edited_runs import replacement_for
+from circuits.interventions.clean_and_edited_runs import functions_leave_weights, replacement_for
 from circuits.model.decode_steps import DecodeStep
 from circuits.model.edit_state import EditState, get_edit_state, mark_running_rows, modules_of
 from circuits.model.hooked_model import HookedModel
@@ -216,7 +216,7 @@ def run_stacked(
         busy = True
         for number, variant in enumerate(variants):
             if hook in variant.hooks:
-                pieces[number] = _edited_piece(surface, clean, variant, hook, pieces[number])
+                pieces[number] = _edited_piece(clean, variant, hook, pieces[number])
         busy = False
         return torch.cat(pieces)
 
@@ -228,7 +228,8 @@ def run_stacked(
         for hook, joining in at_z.items()
     )
     edits = (surface.on_forward(hook, partial(edited, hook)) for hook in hooks)
-    with hooks_on(model, chain(attentions, edits)):
+    writes = (write for variant in variants for write in variant.edits)
+    with functions_leave_weights(surface, writes), hooks_on(model, chain(attentions, edits)):
         stream: Tensor | None = None
         if embedded:
             tokens, given = surface.forward_arguments(clean.prompts.repeated(embedded))
@@ -259,15 +260,13 @@ def _take_first_rows(
     return args, given
 
 
-def _edited_piece(
-    surface: HookedModel, clean: CleanPass, variant: Variant, hook: str, before: Tensor
-) -> Tensor:
+def _edited_piece(clean: CleanPass, variant: Variant, hook: str, before: Tensor) -> Tensor:
     """Returns an activation in a variant's own rows after its edits there, in their order."""
     variant.unseen.discard(hook)
     current = before
     for write in variant.edits:
         if write.hook == hook:
-            new, selected = replacement_for(write, clean, surface, current)
+            new, selected = replacement_for(write, clean, current)
             current = torch.where(selected, new, current)
     variant.changed = variant.changed or (current is not before and not torch.equal(current, before))
     for write in variant.edits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -119,6 +120,7 @@ class CleanPassResults:
                 with (
                     listen_at_hooks(surface, edited),
                     recording(surface, {one.hook for one in wanted}) as seen,
+                    functions_leave_weights(surface, writes),
                 ):
                     surface.call(chunk)
                 for one, kept in found.items():
@@ -156,6 +158,8 @@ class EditedRuns:
     count: int = 0
     # The first one stands for a part of the model that was called alone.
     runs: list[ModelRun] = field(default_factory=list)
+    #: What is to be checked when each of the runs but the first ends.
+    checks: list[ExitStack] = field(default_factory=list)
     generation: GenerationState = field(default_factory=GenerationState)
     #: The edits, by id, that some run passed without a position of theirs.
     missed: set[int] = field(default_factory=set)
@@ -182,6 +186,7 @@ class EditedRuns:
             return
         # First: `end` follows whatever is raised here.
         self.runs.append(replace(self.runs[0], given=kwargs, reads={}, known={}))
+        self.checks.append(ExitStack())
         tokens = self.run.tokens = self.surface.tokens_of(args, kwargs)
         real = call_padding_mask(self.surface, kwargs, tokens)
         self.run.decode_step = DecodeStep(real=real)
@@ -207,10 +212,20 @@ class EditedRuns:
             raise CircuitsError(
                 f"{self.edges[0].label}: paths are not supported while the model generates, or with {CACHED}"
             )
+        self.checks[-1].enter_context(functions_leave_weights(self.surface, self.writes))
 
     def end(self) -> None:
         if self.is_model_running and not self.state.suspended:
             self.runs.pop()
+            self.checks.pop().close()
+
+
+def functions_leave_weights(
+    surface: HookedModel, writes: Iterable[ActivationEdit]
+) -> AbstractContextManager[None]:
+    """Refuses, at the end of a run, that the functions of its edits have written to the parameters."""
+    labels = [write.label for write in writes if isinstance(write.replacement, FromFunction)]
+    return assert_weights_unchanged(surface.model, f"{labels[0]}, the function") if labels else nullcontext()
 
 
 def make_edit_hook(
@@ -232,7 +247,7 @@ def make_edit_hook(
                 f"{write.label}: {call.surface.family}.generate embeds outside of the forward pass, where positions "
                 "are unknown; edit resid_pre.0"
             )
-        new, selected = replacement_for(write, call.run, call.surface, current)
+        new, selected = replacement_for(write, call.run, current)
         # While the model generates, positions that are named may come in a later run, as a stretch may in any longer.
         late = call.run.decode_step.open or (isinstance(write.positions, Span) and call.state.rows is None)
         if late and not bool(selected.any()):
@@ -244,14 +259,8 @@ def make_edit_hook(
     return replaced
 
 
-def replacement_for(
-    write: ActivationEdit, run: ModelRun, surface: HookedModel, current: Tensor
-) -> tuple[Tensor, Tensor]:
+def replacement_for(write: ActivationEdit, run: ModelRun, current: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the replacement of an activation and the boolean mask of replaced entries; both broadcast to it."""
     selected = write.selected(current, run.state.rows, run.state.total, run.decode_step)
     found = {name: run.references[one] for name, one in write.replacement.references(write).items()}
-    context = HookContext(write, selected, found, run)
-    if not isinstance(write.replacement, FromFunction):
-        return write.replacement.value(current, context), selected
-    with assert_weights_unchanged(surface.model, f"{write.label}, the function"):
-        return write.replacement.value(current, context), selected
+    return write.replacement.value(current, HookContext(write, selected, found, run)), selected

@@ -346,7 +346,7 @@ class EdgeHooks:
         differences = {}
         for number in self._at.get(hook, ()):
             write = self._senders[number].sender
-            new, selected = replacement_for(write, self._call.run, self._surface, output)
+            new, selected = replacement_for(write, self._call.run, output)
             differences[number] = torch.where(selected, new - output, torch.zeros_like(output))
             run.seen.add(number)
             # In a part of a sweep's examples, prompts may all be shorter than those of other parts.

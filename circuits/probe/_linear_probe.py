@@ -214,15 +214,15 @@ class Regression:
             penalty = ridge * torch.eye(len(cross), dtype=cross.dtype, device=cross.device)
             weight = torch.linalg.solve(self._gram + penalty, cross)
         else:
-            readable, hidden = self._readable_and_hidden_directions
-            inverse = torch.linalg.pinv(readable.T @ self._gram @ readable, hermitian=True)
+            readable, inverse, hidden = self._readable_and_hidden_directions
             weight = readable @ (inverse @ (readable.T @ cross))
             weight = weight - hidden @ (hidden.T @ weight)
         return weight, mean_y.to(weight) - self._mean @ weight
 
     @cached_property
-    def _readable_and_hidden_directions(self) -> tuple[Tensor, Tensor]:
-        """Returns directions with variance above rounding, and an orthonormal basis of those without, as columns.
+    def _readable_and_hidden_directions(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns directions with variance above rounding, as columns, the inverse of their Gram matrix, and an
+        orthonormal basis of those without.
 
         In rows of unit norm, as rounding is relative and an entry with a massive activation would hide the others'.
         """
@@ -238,7 +238,9 @@ class Regression:
         spectrum, vectors = torch.linalg.eigh(scaled.T @ scaled)
         readable = spectrum > max(_EPS * max(scaled.shape), self._eps**2)
         vectors = vectors / scale[:, None]
-        return vectors[:, readable], torch.linalg.qr(vectors[:, ~readable]).Q
+        shown = vectors[:, readable]
+        inverse = torch.linalg.pinv(shown.T @ self._gram @ shown, hermitian=True)
+        return shown, inverse, torch.linalg.qr(vectors[:, ~readable]).Q
 
 
 def _mean(x: Tensor) -> Tensor:
