@@ -305,7 +305,7 @@ def frequencies(
         raise CircuitsError(
             f"{caller}: keys are frequencies from 1 to {period // 2} for period {period}; got {keys!r}"
         )
-    coordinate_positions = parse_keys(coords, caller)
+    coordinate_positions = parse_keys(coords, caller, "coords")
     if coordinate_positions is None:
         raise CircuitsError(f"{caller}: coords are the positions of the coordinates; got None")
     parse_choice(directions, DIRECTIONS, caller, "directions")

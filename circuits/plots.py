@@ -82,12 +82,13 @@ def heads(
             several `metric`, `checkpoint` or `ref`; rows that are not of one head, and single draws, are left out. Or
             an array [layer head], or several by name.
         metric: these only.
-        column: the column drawn (default: `effect` where there is one, else `value`).
+        column: the column drawn (default: `effect` where one was measured, else `estimate`, else `value`).
         unit: what the colours mean (default: the column).
     """
     table = getattr(values, "frame", values)
     if isinstance(table, pd.DataFrame):
-        column = column or ("effect" if "effect" in table else "value")
+        drawn = (name for name in ("effect", "estimate") if name in table and table[name].notna().any())
+        column = column or next(drawn, "value")
         maps = _maps_of_table(table, metric, column)
     else:
         arrays = values if isinstance(values, Mapping) else {"": values}
@@ -234,10 +235,7 @@ def _check_columns(table: pd.DataFrame, needed: Sequence[str], numbers: str, cal
 
 
 def _read_numbers(values: Any, caller: str) -> np.ndarray:
-    """Returns the values as an array of floats.
-
-    Raises `CircuitsError` for values that are no real numbers, or rows of several lengths.
-    """
+    """Returns the values as an array of floats; refuses complex numbers, and rows of several lengths."""
     numbers = parse_numbers(values, caller)
     if numbers.is_complex():
         raise CircuitsError(f"{caller}: got complex numbers: choose their real, imag or abs")

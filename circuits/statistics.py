@@ -99,8 +99,6 @@ def summarise(
     known = share_high - share_low <= _SAME * np.abs(share_high)
     endless = (low[:1] <= 0) & (high[:1] >= 0) & ~known
     share_low, share_high = (np.where(endless, np.nan, bound) for bound in (share_low, share_high))
-    if sums.shape[-1] < 2:
-        low, high, effect_low, effect_high, share_low, share_high = [np.full_like(value, np.nan)] * 6
     effect, share = value - value[:1], ratio(value, value[:1])
     p_value = sign_flip_p_values(sums, counts, seed, flips)
     # Changes that cancel in the mean are an effect of 0, not none.
@@ -125,8 +123,10 @@ def flips_are_all(examples: int, flips: int) -> bool:
 
 
 def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np.ndarray:
-    """Returns pooled ratios [draws series] of resamples of examples that are the same for every series."""
+    """Returns pooled ratios [draws series] of resamples, of the same examples for every series; of one example NaN."""
     series, examples = sums.shape
+    if examples < 2:
+        return np.full((draws, series), np.nan)
     resamples = _blocks(seed, _bootstrap_counts, 1, draws, examples, _BLOCK // max(1, examples, series))
     blocks = [ratio(sums @ weights, counts @ weights) for weights in resamples]
     return np.concatenate(blocks, axis=-1).T

@@ -14,12 +14,12 @@ from torch import Tensor
 from circuits.circuit._circuit import Circuit
 from circuits.circuit._component_graph import EVERYWHERE, Edge, Graph, Member, PositionSet
 from circuits.circuit._intervention import CircuitEdit, is_sender, replacement_from_cache
-from circuits.engine.batch_size import choose_batch_size, run_within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import run
 from circuits.interventions.base import MeanOverExamples, Reference, Replacement
 from circuits.interventions.clean_and_edited_runs import CleanPassResults
 from circuits.interventions.replacements import Zero, align_mean, parse_source
+from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import get_edit_state
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import parse_prompts
@@ -89,7 +89,7 @@ class PatchSetup:
         """Returns the means over the source's examples at their own positions, [1 pos ...], `size` in a forward."""
         assert self.source is not None
         wanted = {hook: Reference(self.source, hook, Site(hook).kind, MeanOverExamples()) for hook in hooks}
-        passes = CleanPassResults(self.surface, size * self.base.shape[1])
+        passes = CleanPassResults(self.surface, size)
         passes.run_missing(wanted.values())
         return {hook: passes.results[one] for hook, one in wanted.items()}
 
@@ -271,8 +271,6 @@ class CircuitRunner:
         for metric in self.clean:
             sums, counts = stack_sums_and_counts([self.clean, self.source, *runs], metric)
             value, drawn = ratio(sums.sum(1), counts.sum(1)), bootstrap(sums, counts, self.seed, self.draws)
-            if sums.shape[1] < 2:
-                drawn = np.full_like(drawn, np.nan)
             # Adding 0.0 turns -0.0 into 0.0: a circuit that equals the source run has it where the gap is negative.
             share, drawn_share = (
                 ratio(x[..., 2:] - x[..., 1:2], np.broadcast_to(x[..., :1] - x[..., 1:2], x[..., 2:].shape))

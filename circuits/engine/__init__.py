@@ -1,1 +1,1 @@
-"""Runs many variants of one model together, and says how many rows are in one forward."""
+"""Runs many variants of one model together."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.interventions.base import ActivationEdit, Intervention, ModelRun, Reference, Step, WeightEdit
-from circuits.interventions.clean_and_edited_runs import functions_leave_weights, replacement_for
+from circuits.interventions.clean_and_edited_runs import check_functions, replacement_for
 from circuits.model.decode_steps import DecodeStep
 from circuits.model.edit_state import EditState, get_edit_state, mark_running_rows, modules_of
 from circuits.model.hooked_model import HookedModel
@@ -229,7 +229,7 @@ def run_stacked(
     )
     edits = (surface.on_forward(hook, partial(edited, hook)) for hook in hooks)
     writes = (write for variant in variants for write in variant.edits)
-    with functions_leave_weights(surface, writes), hooks_on(model, chain(attentions, edits)):
+    with check_functions(surface, writes), hooks_on(model, chain(attentions, edits)):
         stream: Tensor | None = None
         if embedded:
             tokens, given = surface.forward_arguments(clean.prompts.repeated(embedded))

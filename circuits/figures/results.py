@@ -109,7 +109,7 @@ def _sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
 
 
 #: Columns whose colours have their middle at 0.
-SIGNED = ("effect", "corrected")
+SIGNED = ("effect", "estimate", "corrected")
 
 
 def heads_figure(

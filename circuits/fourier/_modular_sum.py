@@ -189,7 +189,7 @@ def _parse_keys(keys: Iterable[int], period: int, caller: str, least: int = 0) -
 def share(
     values: Float[Tensor, " input *feature"], directions: Float[Tensor, "input direction"]
 ) -> Float[Tensor, " input *feature"]:
-    """Returns the projection of values on orthonormal directions, float64."""
+    """Returns the projection of values on orthonormal directions, float64 (how large: `variance_explained`)."""
     flat = values.double().reshape(len(values), -1)
     directions = directions.to(flat.device)
     return (directions @ (directions.T @ flat)).reshape(values.shape)

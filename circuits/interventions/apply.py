@@ -169,17 +169,13 @@ class Activations(Mapping[str, Tensor]):
         self.mask = mask
 
     def __getitem__(self, key: Any) -> Tensor:
-        hook = key if isinstance(key, str) and key in self._activations else Site.parse(key).hook()
+        try:
+            hook = key if isinstance(key, str) and key in self._activations else Site.parse(key).hook()
+        except CircuitsError as error:
+            raise KeyError(str(error)) from None
         if hook not in self._activations:
             raise KeyError(f"{key}: not cached; cached: {', '.join(self._activations)}")
         return self._activations[hook]
-
-    def __contains__(self, key: object) -> bool:
-        try:
-            self[key]
-        except (KeyError, CircuitsError):
-            return False
-        return True
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._activations)

@@ -14,6 +14,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun, Reference
 from circuits.interventions.replacements import FromFunction
 from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks, recording
+from circuits.model.batch_size import choose_batch_size
 from circuits.model.decode_steps import (
     DecodeStep,
     GenerationState,
@@ -78,16 +79,12 @@ def call_padding_mask(
     return mask
 
 
-# Large references are run in pieces of this many tokens, which bounds the memory of one forward.
-TOKENS_PER_PASS = 65536
-
-
 @dataclass
 class CleanPassResults:
     """The results of clean passes, each distinct reference run once."""
 
     surface: HookedModel
-    tokens_per_pass: int = TOKENS_PER_PASS
+    batch_size: int | None = None
     results: dict[Reference, Tensor] = field(default_factory=dict)
 
     def run_missing(self, wanted: Iterable[Reference]) -> None:
@@ -106,7 +103,7 @@ class CleanPassResults:
         """Runs prompts, clean or under edits, a chunk at a time; keeps the activations or sums that are wanted."""
         surface = self.surface
         surface.check_prompts(prompts, "reference or source tokens")
-        step = max(1, self.tokens_per_pass // max(1, prompts.tokens[0].numel()))
+        step = choose_batch_size(surface, prompts.shape[1], self.batch_size, "reference")
         found: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
         with edits_suspended(surface.model), hold_eval_mode(surface.model), torch.no_grad():
             for start in range(0, len(prompts), step):
@@ -120,7 +117,7 @@ class CleanPassResults:
                 with (
                     listen_at_hooks(surface, edited),
                     recording(surface, {one.hook for one in wanted}) as seen,
-                    functions_leave_weights(surface, writes),
+                    check_functions(surface, writes),
                 ):
                     surface.call(chunk)
                 for one, kept in found.items():
@@ -212,7 +209,7 @@ class EditedRuns:
             raise CircuitsError(
                 f"{self.edges[0].label}: paths are not supported while the model generates, or with {CACHED}"
             )
-        self.checks[-1].enter_context(functions_leave_weights(self.surface, self.writes))
+        self.checks[-1].enter_context(check_functions(self.surface, self.writes))
 
     def end(self) -> None:
         if self.is_model_running and not self.state.suspended:
@@ -220,9 +217,7 @@ class EditedRuns:
             self.checks.pop().close()
 
 
-def functions_leave_weights(
-    surface: HookedModel, writes: Iterable[ActivationEdit]
-) -> AbstractContextManager[None]:
+def check_functions(surface: HookedModel, writes: Iterable[ActivationEdit]) -> AbstractContextManager[None]:
     """Refuses, at the end of a run, that the functions of its edits have written to the parameters."""
     labels = [write.label for write in writes if isinstance(write.replacement, FromFunction)]
     return assert_weights_unchanged(surface.model, f"{labels[0]}, the function") if labels else nullcontext()

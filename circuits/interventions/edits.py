@@ -210,11 +210,11 @@ def parse_source_positions(
     return at
 
 
-def parse_keys(keys: Any, caller: str) -> Positions | None:
-    positions = parse_positions(keys, f"{caller}, keys")
+def parse_keys(keys: Any, caller: str, name: str = "keys") -> Positions | None:
+    positions = parse_positions(keys, f"{caller}, {name}")
     if isinstance(positions, Snapshot):
         raise CircuitsError(
-            f"{caller}: keys are positions, the same for every example; got a mask {list(positions.shape)}"
+            f"{caller}: {name} are positions, the same for every example; got a mask {list(positions.shape)}"
         )
     return positions
 

@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from circuits.engine.batch_size import choose_batch_size, run_within_memory
 from circuits.errors import CircuitsError
 from circuits.figures.layout import draw
 from circuits.figures.panels import bars, heat, rows_to_series
@@ -20,6 +19,7 @@ from circuits.figures.results import pivot_by_head
 from circuits.interventions.apply import intervene, run_prompts
 from circuits.interventions.base import Intervention
 from circuits.logit_lens._stream_parts import ReadOut, component_contributions, readout_sites, sites_to_cache
+from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import mark_running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import parse_prompts

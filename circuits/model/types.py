@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     #: Whole numbers from 0: one, or a list.
     IndicesLike = int | Sequence[int] | Tensor | np.ndarray | None
     #: One, a list or a slice, negative ones from the end; or a boolean mask [pos] or [batch pos]. None: all.
-    PositionsLike = IndicesLike | slice
+    PositionsLike = IndicesLike | slice | Literal["prompt", "new"]
     #: An id or a text for all examples, or a list with one (or a list of several) for each.
     AnswersLike = int | str | Sequence[int | str | Sequence[int | str]] | Tensor
     #: Of an output, and of the rows of `batch` if given: a value per example [n], a pair (sum, count), a dict of these;

@@ -10,6 +10,7 @@ patch.attribution(model, base, source, metric)     # only estimates, at one site
 from circuits.patch._activations import activations, path
 from circuits.patch._attribution_patching import attribution, screen
 from circuits.patch._edge_attribution import edges
+from circuits.patch._screen_result import ScreenResult
 
-__all__ = ["activations", "attribution", "edges", "path", "screen"]
+__all__ = ["ScreenResult", "activations", "attribution", "edges", "path", "screen"]
 __dir__ = __all__.copy

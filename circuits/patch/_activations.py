@@ -73,9 +73,9 @@ def path(
     """Patches the direct path between two components (Wang et al. 2022, arXiv:2211.00593, section 3.1).
 
     The receiver gets the activation that it has when the sender is replaced by its value on `source` while
-    everything else that writes to the residual stream, every head's z and every MLP's output, is frozen at the
-    clean value on the run's own tokens. `through="mlps"` lets the MLPs between them recompute. Two passes on the
-    run's tokens come before each run of the model; the receiver's LayerNorm sees the changed residual stream.
+    everything else that writes to the residual stream, every head's z and every MLP's output, is frozen at the clean
+    value on the run's own tokens; the receiver's LayerNorm sees the changed stream. One clean pass, on the source,
+    comes first.
 
     Args:
         sender: heads ("0.1"), or a site that writes to the residual stream: "z", "attn_out.0", "mlp_out.1",

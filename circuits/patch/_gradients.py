@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from circuits.circuit._circuit_runner import PatchSetup, concat_per_example
-from circuits.engine.batch_size import choose_batch_size, run_within_memory
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Replacement
 from circuits.interventions.replacements import FromTokens, Mean, Zero, align_mean
 from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks
+from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, edits_suspended
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function

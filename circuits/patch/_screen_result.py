@@ -87,6 +87,8 @@ class ScreenResult:
 
     def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure with a panel per metric: exact effect against estimate, and the identity line."""
+        if self.exact is None:
+            raise CircuitsError("plot: no patch was measured; give exact= above 0 (.frame has the estimates)")
         panels = []
         for name in chosen_metrics(self.frame, metric):
             rows = self.frame[(self.frame["metric"] == name) & self.frame["effect"].notna()]
@@ -249,8 +251,6 @@ def _estimate_table(
     shared = np.broadcast_to(entries, shifts.shape)
     estimate = ratio(shifts.sum(1), shared.sum(1))
     drawn = bootstrap(shifts, shared, options.resampling["seed"], options.resampling["draws"])
-    # Of one example there is no interval.
-    drawn = drawn if shifts.shape[1] > 1 else np.full_like(drawn, np.nan)
     baseline = float(ratio(sums.sum(keepdims=True), entries.sum(keepdims=True))[0])
     table = pd.DataFrame(rows).assign(
         metric=metric,

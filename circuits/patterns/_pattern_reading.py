@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from circuits.engine.batch_size import choose_batch_size
 from circuits.errors import CircuitsError
 from circuits.figures.results import attention_figure
 from circuits.interventions.replacements import visible_mask
 from circuits.model.activation_recording import parse_position_mask, record_rows
+from circuits.model.batch_size import choose_batch_size
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts

@@ -152,8 +152,7 @@ def _tabulate_scores(found: Scores) -> pd.DataFrame:
     """Returns a row for each head and template: score, chance, their difference, and intervals over examples."""
     mass, by_chance, queries = (part.sum(-1) for part in (found.mass, found.chance, found.queries))
     score, chance = ratio(mass, queries), ratio(by_chance, queries)
-    # With one example there is no estimate of how much examples differ.
-    drawn, at_chance = (x if found.mass.shape[-1] > 1 else np.full_like(x, np.nan) for x in found.resampled())
+    drawn, at_chance = found.resampled()
     columns = interval_columns("score", score, drawn) | {"chance": chance, "bits": bits(score, chance)}
     columns |= interval_columns("effect", score - chance, drawn - at_chance)
     columns["queries"] = queries.astype(int)

@@ -19,17 +19,17 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.edits import parse_keys
 from circuits.model.prompts import Prompts
-from circuits.model.types import ArrayLike, PositionsLike, TokensLike
+from circuits.model.types import ArrayLike, PositionsLike
 from circuits.tensors import dense_if_array, positions_to_mask
 from circuits.validate import is_whole, parse_tensor, stringify_keys
 
 
-def identity(length: int | TokensLike) -> Bool[Tensor, "query key"]:
+def identity(length: int | ArrayLike) -> Bool[Tensor, "query key"]:
     """Marks the query's own position; of a length, or of tokens [batch pos]."""
     return previous(length, 0)
 
 
-def previous(length: int | TokensLike, by: int = 1) -> Bool[Tensor, "query key"]:
+def previous(length: int | ArrayLike, by: int = 1) -> Bool[Tensor, "query key"]:
     """Marks the position `by` before the query's, none for the first `by` queries; of a length, or of tokens [batch
     pos].
     """
@@ -40,7 +40,7 @@ def previous(length: int | TokensLike, by: int = 1) -> Bool[Tensor, "query key"]
 
 def constant(length: int, positions: PositionsLike) -> Bool[Tensor, "query key"]:
     """Marks the same positions for every query; negative ones count from the end."""
-    chosen = parse_keys(positions, "patterns.constant")
+    chosen = parse_keys(positions, "patterns.constant", "positions")
     if chosen is None:
         raise CircuitsError("patterns.constant: no position given")
     return positions_to_mask(chosen, _read_size(length, 1), "patterns.constant").expand(length, -1)
@@ -70,13 +70,13 @@ def marked(mask: ArrayLike) -> Bool[Tensor, "batch query key"]:
     return mask.cpu()[:, None, :].expand(-1, mask.shape[1], -1)
 
 
-def duplicate(tokens: TokensLike) -> Bool[Tensor, "batch query key"]:
+def duplicate(tokens: ArrayLike) -> Bool[Tensor, "batch query key"]:
     """Marks the earlier positions with the query's token, where a duplicate token head looks."""
     ids = parse_tensor(tokens, "patterns: tokens").cpu()
     return (ids[:, :, None] == ids[:, None, :]).tril(-1)
 
 
-def induction(tokens: TokensLike) -> Bool[Tensor, "batch query key"]:
+def induction(tokens: ArrayLike) -> Bool[Tensor, "batch query key"]:
     """Marks the positions right after an earlier one with the query's token, where an induction head looks."""
     return torch.nn.functional.pad(duplicate(tokens)[:, :, :-1], (1, 0))
 

@@ -12,10 +12,10 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from circuits.engine.batch_size import choose_batch_size, run_within_memory
 from circuits.errors import CircuitsError
 from circuits.figures.results import probe_figure
 from circuits.model.activation_recording import record_rows
+from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts
 from circuits.model.prompts import Prompts

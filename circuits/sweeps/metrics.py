@@ -89,6 +89,8 @@ class Metric:
             return read
         surface, prompts = inputs
         what = f"{caller}, " + ("positions" if positions is not None else "read_positions of the metric")
+        if isinstance(positions, slice):
+            positions = range(prompts.shape[1])[positions]
         at = parse_positions(own if positions is None else positions, what)
         if isinstance(at, Snapshot):
             raise CircuitsError(

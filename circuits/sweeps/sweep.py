@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.engine.batch_size import choose_batch_size, run_within_memory
 from circuits.engine.stacked_forward import NotStacked, Variant, clean_pass, reason_not_to_stack, run_stacked
 from circuits.errors import CircuitsError, format_value, prefix_error_messages
 from circuits.interventions.apply import attach_plan, needed_references, plan_steps
@@ -17,6 +16,7 @@ from circuits.interventions.base import Intervention
 from circuits.interventions.clean_and_edited_runs import CleanPassResults
 from circuits.interventions.intervention_grids import Draws, VariantLike
 from circuits.model.activation_recording import hold_eval_mode
+from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import parse_prompts
@@ -147,7 +147,7 @@ class ModelSweep:
                 for one in self.variants
             ]
         )
-        self.references = CleanPassResults(self.surface, size * self.prompts.shape[1])
+        self.references = CleanPassResults(self.surface, size)
         step = -(-total // -(-total // size))
         for start in range(0, total, step):
             with assert_weights_unchanged(self.surface.model, metric_label(self.metric.name)):

@@ -227,6 +227,7 @@ sweep(m, x, {"places": permute.draws(3), "zero": ablate.zero("0.1")}, {"a": metr
 plots.curve(circuit.curve(m, ["0.1", "mlp1"], x, y, metric).frame, "size", "faithfulness", by="metric", log_y=True)
 plots.heads(sweep(m, x, ablate.each(ablate.zero, heads("all", m)), metric).frame), patterns.classify(scores).plot()
 plots.heads(patterns.movement(m, x, y), column="distance", unit="distance")
+plots.heads(patch.screen(m, x, y, metric, exact=0))
 """
 #: What needs no model.
 PLAIN = """

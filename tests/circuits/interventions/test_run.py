@@ -22,6 +22,7 @@ def test_cache_shows_activations_after_the_edits(causal, tokens):
         "blocks.1.hook_resid_post",
         "blocks.1.attn.hook_pattern",
     ]
+    assert ("resid_post.1" in found, "resid_post" in found, found.get("nonsense")) == (True, False, None)
     assert bool((found["z.0"][:, :, 1] == 0).all())
     assert bool((found["blocks.0.attn.hook_z"] == found[Site("z", 0)]).all())
     assert bool((output == run(causal, tokens, ablate.zero("0.1"))).all())

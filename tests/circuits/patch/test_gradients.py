@@ -87,7 +87,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("verb", ["attribution", "screen", "edges"])
 def test_the_default_batch_bounds_the_largest_tensor(verb, monkeypatch):
     """Logits of all 16 prompts of 16 tokens over 1,000 words are 1 MB; the bound is smaller here, to be met by few."""
-    monkeypatch.setattr(import_module("circuits.engine.batch_size"), "NUMBERS", 2**20)
+    monkeypatch.setattr(import_module("circuits.model.batch_size"), "NUMBERS", 2**20)
     model = build(family=FAMILIES[0], d_model=64, n_layers=1, n_ctx=16, d_vocab=1000).to(torch.float32)
     base, source = torch.randint(1000, (2, 16, 16))
 

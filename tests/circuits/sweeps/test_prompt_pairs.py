@@ -57,13 +57,8 @@ def test_numbers_are_those_of_each_prompt_alone(model, tmp_path, side):
     assert frame["value"][["z", "patch"]].tolist() == pytest.approx(means[1:], abs=1e-5)
     part = pairs[1:]
     assert part.labels == {"kind": ("b", "a")}
-    assert all(pairs[rows].source == part.source for rows in ([1, 2], part.tokens.lengths.new_tensor([1, 2])))
-    for rows in ([False, True, True], torch.tensor([False, True, True])):
-        assert (pairs[rows].tokens, pairs[rows].metric, pairs[rows].labels) == (
-            part.tokens,
-            part.metric,
-            part.labels,
-        )
+    for same in (pairs[[1, 2]], pairs[[False, True, True]], pairs[torch.tensor([False, True, True])]):
+        assert (same.source, same.metric, same.labels) == (part.source, part.metric, part.labels)
     assert (pairs[1].tokens, pairs[-1].labels) == (pairs[1:2].tokens, {"kind": ("a",)})
     torch.testing.assert_close(
         part.metric(run(model, part.tokens), part.tokens), alone[0, 1:], atol=1e-5, rtol=0

@@ -112,4 +112,7 @@ def test_positions_default_to_those_that_the_metric_says_it_reads(causal, tokens
     assert result.settings["positions"] == [-1]
     with pytest.raises(CircuitsError, match="not finite"):
         sweep(causal, tokens, variants, metric=Task().wrong)
-    assert sweep(causal, tokens, variants, metric=Task().wrong, positions=[0]).settings["positions"] == [0]
+    for first in ([0], slice(0, 1)):
+        assert sweep(causal, tokens, variants, metric=Task().wrong, positions=first).settings[
+            "positions"
+        ] == [0]

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from circuits import ablate, circuit, lens, patch, patterns, probe, sweep
-from circuits.engine.batch_size import run_within_memory
+from circuits import ablate, circuit, lens, patch, patterns, probe, run, sweep
+from circuits.model import batch_size
+from circuits.model.batch_size import run_within_memory
 from circuits.model.hooked_model import HookedModel
 
 
@@ -73,3 +74,13 @@ def test_a_verb_goes_on_with_half(make_model, tokens, other_tokens, verb, monkey
     torch.testing.assert_close(
         *(torch.tensor(one.frame[numbers].to_numpy(float, na_value=0)) for one in (whole, halved))
     )
+
+
+def test_clean_passes_keep_to_the_bound(causal, tokens, other_tokens, monkeypatch):
+    whole = run(causal, tokens, ablate.mean("0.1", other_tokens), patch.activations("z.1", other_tokens))
+    monkeypatch.setattr(batch_size, "TOKENS", 2 * tokens.shape[1])
+    rows = []
+    causal.embed.register_forward_hook(lambda module, args, output: rows.append(len(output)))
+    parts = run(causal, tokens, ablate.mean("0.1", other_tokens), patch.activations("z.1", other_tokens))
+    assert rows == [2, 2, 2, 2, 8]
+    torch.testing.assert_close(parts, whole)
