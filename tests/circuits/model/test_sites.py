@@ -9,8 +9,6 @@ from circuits.model.sites import KINDS
 def test_three_spellings_of_one_site():
     assert Site.parse("z.2") == Site("z", layer=2) == Site.parse("blocks.2.attn.hook_z")
     assert Site.parse("hook_embed") == Site("embed")
-    assert str(Site("z", 2)) == "z.2"
-    assert Site("z", 2).hook() == "blocks.2.attn.hook_z"
 
 
 @pytest.mark.parametrize("name", list(KINDS))

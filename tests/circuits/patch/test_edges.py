@@ -33,6 +33,7 @@ def test_edges_are_derivatives_along_paths_by_hand(model, tokens, other_tokens, 
     slopes = {name: path_slope(by_hand, model, tokens, other_tokens, name, curved) for name in some}
     estimates = by_name(found)
     assert_equal({name: estimates[name] for name in some}, {n: float(x.mean()) for n, x in slopes.items()})
+    assert edges(model, tokens[:1], other_tokens[:1], curved, exact=0).frame["estimate_ci_low"].isna().all()
     # Example by example, as the interval shows.
     again = bootstrap(np.stack([x.numpy() for x in slopes.values()]), np.ones((len(some), 8)), 0, 20)
     lows = by_name(found, column="estimate_ci_low")

@@ -204,6 +204,10 @@ def test_each_head_gets_the_template_it_attends_by(grid, tokens):
         classes[7, 0]
     assert classes.frame["class"].tolist()[:4] == ["identity", "row", "column", "other"]
     assert "at least 0.4" in classes.rule
+    best = classes.frame.set_index(["layer", "head"]).loc[1, 1]
+    assert (best["template"], best["rival"]) == ("identity", "column")
+    told = [patterns.bits(0.9 + 0.1 / 3, chance) for chance in (1 / 6, 2 / 6)]
+    assert best["lead"] == pytest.approx(told[0] - told[1])
     # Corrected for chance the half-way heads are at exactly one half.
     assert patterns.classify(found, threshold=0.51).groups["other"] == heads("0.3, 1.2, 1.3", grid)
     ablate.uniform(classes.groups["row"]).plan(HookedModel(grid))
