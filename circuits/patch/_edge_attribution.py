@@ -317,8 +317,9 @@ def _edge_estimates_at_hook(
         sent, gradients = changes[start:end], in_double(at_sum[sum_site])
         kept = [sent.where(span[..., None].to(sent.device), 0.0) for span in spans] or [sent]
         # Changes [sender batch pos d] times gradients [receiver batch pos d], summed over positions.
-        products = [torch.einsum("sbpd,rbpd->rsb", part, gradients) for part in kept]
-        parts_by_sum.append(torch.stack(products, 2))
+        turned = gradients.flatten(2).permute(1, 2, 0)
+        by_example = [part.transpose(0, 1).flatten(2) @ turned for part in kept]
+        parts_by_sum.append(torch.stack([products.permute(2, 1, 0) for products in by_example], 2))
         start = end
     return torch.cat(parts_by_sum, 1).flatten(0, 2)
 
