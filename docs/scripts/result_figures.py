@@ -179,12 +179,39 @@ def learning_coefficient() -> Any:
     return figure.update_layout(margin_t=30)
 
 
+def attention_and_loss() -> Any:
+    """Returns how much of its way to the end a score, the norm of W_V and the error have gone, by step and seed."""
+    table = pandas.read_csv(RESULTS / "attention-and-loss.csv")
+    last = table["step"].max()
+    ends = table[table["step"] == last].set_index("seed")
+    figure = go.Figure()
+    named = {"score": "best row or column score", "error": "error at blanks", "norm": "norm of W<sub>V</sub>"}
+    for colour, (column, name) in zip(COLOURS, named.items(), strict=False):
+        for dash, (seed, rows) in zip(
+            DASHES.values(), table[table["seed"] >= 5].groupby("seed"), strict=False
+        ):
+            rows = rows[rows["step"] < last]
+            end = ends[column].get(seed, ends[column].mean())
+            share = (rows[column] - rows[column].iloc[0]) / (end - rows[column].iloc[0])
+            look = {"line": {"color": colour, "width": 2, "dash": dash}, "mode": "lines"}
+            figure.add_scatter(x=rows["step"], y=share, name=name, showlegend=dash == "solid", **look)
+    figure.add_hline(
+        0.1,
+        line={"dash": "dash", "color": INK, "width": 1},
+        annotation_text="started: a tenth",
+        annotation_position="top left",
+    )
+    laid_out(figure, "share of its way to the end")
+    return figure.update_yaxes(tickformat=".0%")
+
+
 PICTURES = {
     "copying-needs-attention": copying_needs_attention,
     "primes-in-order": primes_in_order,
     "plateau-and-fall": plateau_and_fall,
     "grokking-seeds": grokking_seeds,
     "what-the-plateau-waits-for": taught,
+    "attention-and-loss": attention_and_loss,
     "learning-coefficient": learning_coefficient,
 }
 
