@@ -90,7 +90,7 @@ def final_level(curve: Sequence[float] | Array) -> float:
 def detect_drop(
     steps: Steps, values: Values, direction: Literal["down", "up"], theory: float | None = None
 ) -> Drop | None:
-    """Returns the drop in a logged metric; ``None`` if there is none, :func:`drop_or_reason` says why.
+    """Returns the drop in a logged metric; ``None`` if there is none, :func:`detect_drop_or_reason` says why.
 
     Args:
         steps: ascending, any spacing.
@@ -101,11 +101,11 @@ def detect_drop(
     Raises:
         ValueError: if the two differ in length, or steps do not ascend.
     """
-    found = drop_or_reason(steps, values, direction, theory)
+    found = detect_drop_or_reason(steps, values, direction, theory)
     return found if isinstance(found, Drop) else None
 
 
-def drop_or_reason(
+def detect_drop_or_reason(
     steps: Steps, values: Values, direction: Literal["down", "up"], theory: float | None = None
 ) -> Drop | str:
     """Returns the drop, or which condition a metric without one fails, in words; see :func:`detect_drop`."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.drop_detection import Drop, drop_or_reason
+from interp_tasks.checkpoints.drop_detection import Drop, detect_drop_or_reason
 from interp_tasks.checkpoints.run_files import (
     META_FILE,
     METRICS_FILE,
@@ -111,7 +111,7 @@ def find_drop(run: Path, described: Mapping[str, Any], name: str) -> Drop:
         )
     steps, values = logged
     theory = theoretical_plateau(described)
-    drop = drop_or_reason(steps, values, metric["direction"], theory)
+    drop = detect_drop_or_reason(steps, values, metric["direction"], theory)
     if not isinstance(drop, Drop):
         expected = "" if theory is None else f" from its plateau by theory, {theory:.4g},"
         raise UserError(

@@ -103,7 +103,9 @@ def make_run_json(
     }
     scheduled = {f"train.{name}" for name in schedule.settings} if schedule else set()
     other = {key: pair for key, pair in changed.items() if key in scheduled}
-    refused = {key: pair for key, pair in changed.items() if key not in other and not _extends(key, *pair)}
+    refused = {
+        key: pair for key, pair in changed.items() if key not in other and not _is_longer_training(key, *pair)
+    }
     if refused:
         raise UserError(f"{run} was made by another config ({differences(refused)}): choose another --out")
     if schedule and other:
@@ -145,7 +147,7 @@ def config_differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any
     return {} if old == new and type(old) is type(new) else {key: (old, new)}
 
 
-def _extends(key: str, old: Any, new: Any) -> bool:
+def _is_longer_training(key: str, old: Any, new: Any) -> bool:
     return key == "train.steps" and type(old) is int and type(new) is int and new > old
 
 

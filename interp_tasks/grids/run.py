@@ -93,7 +93,7 @@ class GridRun:
         return tuple(record for record in self.records.values() if record.status == "failed")
 
     @property
-    def waiting(self) -> tuple[MeasureUnit, ...]:
+    def not_tried(self) -> tuple[MeasureUnit, ...]:
         """Units that were not tried, because a unit that they need failed."""
         return tuple(unit for unit in self.plan.measure if unit.key not in self.records)
 
@@ -457,7 +457,7 @@ def result_of(grid: GridRun) -> Result:
     ]
     if grid.failed:
         notes.append(
-            f"{len(grid.failed)} failed; {len(grid.waiting)} not tried, because they need one that failed."
+            f"{len(grid.failed)} failed; {len(grid.not_tried)} not tried, because they need one that failed."
         )
     means = rows[rows[SEEDS].notna()]
     if some := int(((means["n_runs"] > 0) & (means["n_runs"] < means[SEEDS])).sum()):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from interp_tasks.checkpoints import Drop, read_run, resolve
-from interp_tasks.checkpoints.drop_detection import drop_or_reason, final_level
+from interp_tasks.checkpoints.drop_detection import detect_drop_or_reason, final_level
 from interp_tasks.checkpoints.refs import ZOO, find_drop, find_run, task_of_run, theoretical_plateau, zoo_runs
 from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file, read_columns
 from interp_tasks.errors import UserError
@@ -109,7 +109,7 @@ class Run:
         if metric.startswith(self.drop_metric):
             way = self.direction
         theory = theoretical_plateau(self.described) if metric in self.drop_metrics_of_parts() else None
-        found = drop_or_reason(steps, values, way, theory)
+        found = detect_drop_or_reason(steps, values, way, theory)
         if isinstance(found, Drop):
             return Curve(metric, steps, values, found)
         return Curve(metric, steps, values, None, found)

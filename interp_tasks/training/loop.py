@@ -98,7 +98,7 @@ class TrainingLoop:
         self.clock = TrainingClock(device)
         self.wanted = set(config.checkpoint_steps(task.published_steps))
 
-    def described(self) -> dict[str, Any]:
+    def run_json_record(self) -> dict[str, Any]:
         """Returns the loop's record in ``run.json``."""
         return {
             "forward": {"kind": self.forward.kind, "reason": self.forward_reason},

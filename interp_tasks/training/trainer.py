@@ -87,7 +87,7 @@ def train(
     model, described = prepare_model(task, settings, config, device, model)
     with reproducible(config):
         loop = TrainingLoop(task, model, config, device, observers, progress)
-        info = run_info(task, config, preset, device) | loop.described()
+        info = run_info(task, config, preset, device) | loop.run_json_record()
         schedule = LearningRateSchedule(SCHEDULE, lambda train: train_config(train).learning_rate_at)
         defaults = {"train": TrainConfig().model_dump(mode="json")}
         with RunFolder.open(out, described, info, defaults=defaults, schedule=schedule) as folder:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import tasks
 from interp_tasks.checkpoints import Drop, detect_drop, find_marks, read_run, zoo_names
-from interp_tasks.checkpoints.drop_detection import drop_or_reason, plateau_steps
+from interp_tasks.checkpoints.drop_detection import detect_drop_or_reason, plateau_steps
 from interp_tasks.checkpoints.refs import find_drop, find_run, theoretical_plateau
 from interp_tasks.checkpoints.run_files import stored_steps
 from interp_tasks.errors import UserError
@@ -117,15 +117,15 @@ SMOOTH = {
 def test_no_drop_and_why(name, schedule):
     curve, reason = SMOOTH[name]
     assert all(detect_drop(*logged(curve, schedule, noise), "down") is None for noise in (0.0, 0.03))
-    assert re.search(reason, str(drop_or_reason(*logged(curve, "every 100", 0.0), "down")))
+    assert re.search(reason, str(detect_drop_or_reason(*logged(curve, "every 100", 0.0), "down")))
 
 
 def test_why_there_is_no_drop_counts_values_and_asks_theory():
     steps, values = logged(DROPS["plateau and drop"][0], "every 100", 0.0)
-    assert str(drop_or_reason(steps[:5], values[:5], "down")).startswith("5 values are logged")
-    reason = str(drop_or_reason(steps, values, "down", 1e3))
+    assert str(detect_drop_or_reason(steps[:5], values[:5], "down")).startswith("5 values are logged")
+    reason = str(detect_drop_or_reason(steps, values, "down", 1e3))
     assert reason.startswith(f"it goes from {values[0]:.4g} to ")
-    assert str(drop_or_reason(steps, [0.1] * len(steps), "up")).startswith("it does not rise, yet")
+    assert str(detect_drop_or_reason(steps, [0.1] * len(steps), "up")).startswith("it does not rise, yet")
 
 
 def test_an_accuracy_must_gain_three_tenths_and_a_run_leave_its_plateau():

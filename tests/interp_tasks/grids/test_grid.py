@@ -282,7 +282,7 @@ def test_a_failing_unit_stops_only_what_needs_it_and_is_tried_again_on_request(t
     [failed] = found.failed
     assert "diverged" in failed.error
     assert "Traceback" in failed.trace
-    assert [unit.runs for unit in found.waiting] == [(found.plan.train[1].folder,)]
+    assert [unit.runs for unit in found.not_tried] == [(found.plan.train[1].folder,)]
     assert sum(record.status == "done" for record in found.records.values()) == 2
     stamp = record_file(tmp_path / "g", failed.key).stat().st_mtime_ns
     again = grid(spec, tmp_path / "g", executor="serial")
