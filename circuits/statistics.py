@@ -117,11 +117,6 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     )
 
 
-def flips_are_all(examples: int, flips: int) -> bool:
-    """Tells whether all 2^n flips are used, because there are at most `flips` of them."""
-    return examples < 63 and 2**examples <= flips
-
-
 def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np.ndarray:
     """Returns pooled ratios [draws series] of resamples, of the same examples for every series; of one example NaN."""
     series, examples = sums.shape
@@ -141,7 +136,7 @@ def sign_flip_p_values(sums: np.ndarray, counts: np.ndarray, seed: int, flips: i
     `flips` of them; else that many are drawn, and p = (1 + hits) / (1 + flips). A flip that leaves a ratio without
     entries counts as a hit.
     """
-    examples, exhaustive = sums.shape[-1], flips_are_all(sums.shape[-1], flips)
+    examples, exhaustive = sums.shape[-1], 2 ** sums.shape[-1] <= flips
     total, entries = sums.sum(-1, keepdims=True), counts.sum(-1, keepdims=True)
     values = ratio(total, entries)
     observed = np.abs(values - values[:1])
@@ -178,7 +173,7 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 def min_adjusted_p(tests: int, examples: int, flips: int) -> float:
     """Returns the smallest Holm-adjusted p-value that the first of so many sign-flip tests can have, at most 1."""
-    exhaustive = flips_are_all(examples, flips)
+    exhaustive = 2**examples <= flips
     # Of all flips two are as extreme as can be: no pair swapped, and every pair.
     return min(1.0, tests * (2 / 2**examples if exhaustive else 1 / (1 + flips)))
 
