@@ -87,7 +87,8 @@ def heads(
     """
     table = getattr(values, "frame", values)
     if isinstance(table, pd.DataFrame):
-        drawn = (name for name in ("effect", "estimate") if name in table and table[name].notna().any())
+        of_heads = table.dropna(subset=[name for name in ("layer", "head") if name in table])
+        drawn = (name for name in ("effect", "estimate") if name in table and of_heads[name].notna().any())
         column = column or next(drawn, "value")
         maps = _maps_of_table(table, metric, column)
     else:

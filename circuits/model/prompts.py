@@ -141,7 +141,9 @@ class Prompts:
 
     def __getitem__(self, rows: Any) -> Prompts:
         """Returns some of the rows: of a slice, indices, or one."""
-        rows = slice(rows, rows + 1 or None) if isinstance(rows, int) else rows
+        if isinstance(rows, int):
+            row = range(len(self))[rows]  # an IndexError beyond the last, which ends a loop
+            rows = slice(row, row + 1)
         if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
             return self
 

@@ -79,7 +79,7 @@ def linear(
     """
     draws, fitted = parse_draws(draws, "probe"), bool(intercept)
     is_number = isinstance(ridge, int | float | np.number) and not isinstance(ridge, bool)
-    if ridge is not None and not (is_number and ridge >= 0):
+    if ridge is not None and not (is_number and 0 <= ridge < np.inf):
         raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
     penalty = float(ridge or 0)
     surface, seed = HookedModel(model), parse_seed(seed, "probe")

@@ -326,6 +326,7 @@ def test_texts_are_what_the_model_makes_of_each(with_words):
         model.cfg.default_prepend_bos = begins
         made = prompts(model, TEXTS)
         assert made.lengths.tolist() == [6 + begins, 3 + begins, 4 + begins]
+        assert [one.shape[0] for one in made] == [1, 1, 1]
         first = ("<s>",) if begins else ()
         assert made.words == tuple((*first, *text.split()) for text in TEXTS)
         assert bool(made.real[1, -1]) == (model.tokenizer.padding_side == "left")
