@@ -7,7 +7,7 @@ import io
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -415,18 +415,25 @@ def read_foreign_log(file: Path) -> list[dict[str, Any]]:
     none is of validation.
     """
     text = read_file(file, "a log, as CSV or JSON Lines", MAX_JSON).decode("utf-8", errors="replace")
-    try:
-        if file.suffix == ".csv":
-            rows: list[dict[str, Any]] = [
-                {name: json.loads(value) for name, value in row.items() if value}
-                for row in csv.DictReader(io.StringIO(text))
-            ]
-        else:
-            rows = [dict(json.loads(line)) for line in text.splitlines() if line.strip()]
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{file} is no CSV or JSON Lines of numbers: {error}") from None
+    is_csv = file.suffix == ".csv"
+    rows: Iterable[Any] = (
+        csv.DictReader(io.StringIO(text)) if is_csv else filter(str.strip, text.splitlines())
+    )
     lines: list[dict[str, Any]] = []
-    for number, row in enumerate(rows, start=1):
+    for number, given in enumerate(rows, start=1):
+        try:
+            row = (
+                {key: json.loads(cell) for key, cell in given.items() if cell}
+                if is_csv
+                else json.loads(given)
+            )
+            is_of_numbers = all(value is None or type(value) in (int, float) for value in row.values())
+        except (ValueError, TypeError, AttributeError):
+            is_of_numbers = False
+        if not is_of_numbers:
+            raise UserError(
+                f'{file}, row {number}: no numbers by name, as in {{"step": 0, "train_loss": 2.3}}'
+            )
         step = row.pop("step", row.pop("epoch", None))
         if not is_step(step) or (lines and step <= lines[-1]["step"]):
             raise UserError(f"{file}, row {number}: no later whole number in a column named step or epoch")
@@ -436,4 +443,6 @@ def read_foreign_log(file: Path) -> list[dict[str, Any]]:
             is_named = of in SPLITS and metric
             line[SPLITS[of] if is_named else "validation"][metric if is_named else name] = value
         lines.append(line)
+    if not lines:
+        raise UserError(f"{file} has no rows")
     return lines

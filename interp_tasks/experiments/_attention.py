@@ -192,15 +192,16 @@ def score_distribution_rows(found: HeadClasses) -> Iterator[Row]:
         return named | {f"{LARGEST}{name}": largest[..., at] for at, name in enumerate(possible)}
 
     mass, chance, queries = (part.sum(-1)[None] for part in (scores.mass, scores.chance, scores.queries))
-    values, resampled = (
-        best_and_largest_scores(ratio(mass, queries), ratio(chance, queries)),
-        best_and_largest_scores(*scores.resampled()),
-    )
+    values = best_and_largest_scores(ratio(mass, queries), ratio(chance, queries))
+    # Of one example there are no resamples.
+    resampled = best_and_largest_scores(*scores.resampled()) if scores.mass.shape[-1] > 1 else {}
     for metric, (value,) in values.items():
         if np.isfinite(value):
-            # A resample in which the template has no query says nothing of it.
-            known = np.where(np.isneginf(resampled[metric]), np.nan, resampled[metric])[:, None]
-            low, high = percentiles(known, LEVEL) if scores.mass.shape[-1] > 1 else ([np.nan], [np.nan])
+            low, high = np.full((2, 1), np.nan)
+            if resampled:
+                # A resample in which the template has no query says nothing of it.
+                known = np.where(np.isneginf(resampled[metric]), np.nan, resampled[metric])[:, None]
+                low, high = percentiles(known, LEVEL)
             yield {"metric": metric, **numbers(value, (low[0], high[0]))}
 
 
