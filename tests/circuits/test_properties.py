@@ -202,7 +202,7 @@ def test_nothing_is_left_behind(data):
     with torch.no_grad():
         clean = model(tokens)
     # Made before the footprint is taken: the donor of a transplant draws from the global generators.
-    own = edit("z", torch.neg) if names[0] == "path" else INTERVENTIONS[names[0]](settings)
+    own = edit("z", torch.neg) if names[0] in ("path", "circuit") else INTERVENTIONS[names[0]](settings)
     made = [[INTERVENTIONS[name](settings) for name in block] for block in blocks]
     error = failure() if isinstance(failure, type) else Interrupted()
 
@@ -218,11 +218,11 @@ def test_nothing_is_left_behind(data):
         elif action == "run":
             run(model, tokens, own, cache=["z"])
         elif action == "lens":
-            # Refused where a hook of the user's adds to the residual stream.
-            with suppress(CircuitsError):
+            with suppress(CircuitsError):  # refused where a hook of the user's adds to the residual stream
                 lens(model, tokens, own)
         elif action == "attribution":
-            patch.attribution(model, tokens, tokens_of(2), draws=2, flips=2)
+            with suppress(CircuitsError):  # refused inside a block
+                patch.attribution(model, tokens, tokens_of(2), draws=2, flips=2)
         else:
             sweep(model, tokens, {"own": own}, batch_size=2, draws=2, flips=2)
 
