@@ -219,8 +219,9 @@ class EditedRuns:
 
 def check_functions(surface: HookedModel, writes: Iterable[ActivationEdit]) -> AbstractContextManager[None]:
     """Refuses, at the end of a run, that the functions of its edits have written to the parameters."""
-    labels = [write.label for write in writes if isinstance(write.replacement, FromFunction)]
-    return assert_weights_unchanged(surface.model, f"{labels[0]}, the function") if labels else nullcontext()
+    labels = (write.label for write in writes if isinstance(write.replacement, FromFunction))
+    names = " or ".join(dict.fromkeys(labels))
+    return assert_weights_unchanged(surface.model, f"{names}, the function") if names else nullcontext()
 
 
 def make_edit_hook(

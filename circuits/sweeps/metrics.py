@@ -91,9 +91,7 @@ class Metric:
         what = f"{caller}, " + ("positions" if positions is not None else "read_positions of the metric")
         if isinstance(positions, slice):
             if prompts.padded:
-                raise CircuitsError(
-                    f"{what}: prompts differ in length; give numbers, which count in each prompt's own tokens"
-                )
+                raise CircuitsError(f"{what}: prompts differ in length; give numbers in place of a slice")
             positions = range(prompts.shape[1])[positions]
         at = parse_positions(own if positions is None else positions, what)
         if isinstance(at, Snapshot):

@@ -60,8 +60,8 @@ class PromptPairs:
 
     def __getitem__(self, rows: int | slice | Sequence[int] | np.ndarray | Tensor) -> PromptPairs:
         """Returns the pairs of a slice, of rows by their numbers from 0, or of a mask."""
-        given = rows.tolist() if isinstance(rows, Tensor) else rows
-        chosen = np.arange(len(self))[given if isinstance(given, slice) else np.atleast_1d(given)].tolist()
+        given: Any = rows.tolist() if isinstance(rows, Tensor) else rows
+        chosen = np.ravel(np.arange(len(self))[list(given) if np.ndim(given) else given]).tolist()
         right, wrong = (tuple(side[row] for row in chosen) for side in (self.metric.right, self.metric.wrong))
         return PromptPairs(
             self.tokens[chosen],

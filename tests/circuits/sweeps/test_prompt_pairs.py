@@ -59,7 +59,7 @@ def test_numbers_are_those_of_each_prompt_alone(model, tmp_path, side):
     assert part.labels == {"kind": ("b", "a")}
     for same in (pairs[[1, 2]], pairs[[False, True, True]], pairs[torch.tensor([False, True, True])]):
         assert (same.source, same.metric, same.labels) == (part.source, part.metric, part.labels)
-    assert (pairs[1].tokens, pairs[-1].labels) == (pairs[1:2].tokens, {"kind": ("a",)})
+    assert (pairs[1].tokens, pairs[-1].labels, len(pairs[[]])) == (part[:1].tokens, {"kind": ("a",)}, 0)
     torch.testing.assert_close(
         part.metric(run(model, part.tokens), part.tokens), alone[0, 1:], atol=1e-5, rtol=0
     )
