@@ -36,28 +36,26 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from circuits import circuit, patch, plots
-from circuits.figures.layout import draw
+from circuits.figures.layout import INK, draw, untitled
 from circuits.figures.panels import Series
 from circuits.figures.panels import curve as lines
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 SHOWN = (0.05, 0.1, 0.2, 0.4)
-TITLES = {
-    "stories": "a language model",
-    "induction": "an induction model",
-    "addition": "modular addition",
-    "completion": "7x7 completion",
+#: Panels of the picture: model -> title, and the ranking of another library with the largest CPR there.
+PANELS = {
+    "stories": ("language model, 1,701 edges", "GIM's gradients in CircuitKIT's EAP"),
+    "induction": ("induction, 81 edges", "GIM's gradients in CircuitKIT's EAP"),
+    "addition": ("modular addition, 23 edges", "CircuitKIT: EAP-IG"),
+    "completion": ("7×7 completion, 1,519 edges", "GIM's gradients in CircuitKIT's EAP-IG"),
 }
-#: What the picture shows.
-DRAWN = (
-    "ours: gim, at base",
-    "ours: integrated",
-    "ours: removal from integrated",
-    "ours: all exact",
-    "CircuitKIT: EAP-IG",
-    "auto-circuit: integrated over masks",
-    "TransformerLens 4.3: edge attribution",
-)
+#: Curves of the picture, the thin one above: ranking -> name, the number of its colour and symbol, width.
+DRAWN = {
+    "ours: removal from integrated": ("prune", 2, 3.5),
+    "ours: gim, at base": ("gim, steps=0", 0, 3.0),
+    "ours: integrated": ("integrated (default)", 1, 1.8),
+}
+PEER = "best other library"
 Given = tuple[HookedTransformer, Tensor, Tensor, Any, Tensor]
 
 
@@ -175,21 +173,31 @@ def show(folder: Path) -> None:
 
 
 def picture(folder: Path, file: Path) -> None:
-    """Draws the curves of some rankings, means over splits, a panel for each model without a known circuit."""
+    """Draws the curves of our rankings and of the best other, means over splits, a panel for each trained model."""
     points = gathered(folder, "points")
+    shares = [1, 2, 5, 10, 20, 50, 100]
+    ticks = {"tickvals": shares, "ticktext": [f"{share}%" for share in shares], "range": [-0.07, 2.07]}
     panels = []
-    for model, title in TITLES.items():
-        part = points[points["model"] == model]
-        mean = part.groupby(["ranking", "size"])[["share", "faithfulness"]].mean().reset_index()
-        series = {
-            name: Series((100 * one["share"]).tolist(), one["faithfulness"].tolist(), look=look)
-            for look, name in enumerate(DRAWN)
-            if len(one := mean[(mean["ranking"] == name) & mean["share"].gt(0.009)])
-        }
-        if series:
-            panels.append(lines(series, title, x="edges kept, %", y="faithfulness", log_x=True))
-    figure = draw(panels, "Faithfulness on other prompts", "", columns=2)
-    plots.save(figure.update_xaxes(exponentformat="none"), file)
+    for model, (title, peer) in PANELS.items():
+        part = points[(points["model"] == model) & points["share"].gt(0.009)]
+        mean = part.groupby(["ranking", "size"])[["share", "faithfulness"]].mean()
+        series = {}
+        for ranking, (name, look, width) in DRAWN.items():
+            style = {"line": {"width": width}, "marker": {"size": 8}}
+            series[name] = along(mean.loc[ranking], look=look, style=style)
+        # Open and dotted, so that a curve of ours that it coincides with is seen below it.
+        grey = {"color": INK, "width": 1.5}
+        style = {"line": grey | {"dash": "dot"}, "marker": {"symbol": "circle-open", "size": 11, "line": grey}}
+        series[PEER] = along(mean.loc[peer], style=style | {"marker_color": INK})
+        panels.append(lines(series, title, x="edges kept", y="faithfulness", log_x=True, x_axis=ticks))
+    figure = untitled(draw(panels, columns=2, share_y=True, font_size=14))
+    figure.update_yaxes(range=[-0.05, 1.05], dtick=0.2)
+    plots.save(figure.update_annotations(font_size=15), file, width=720, scale=1)
+
+
+def along(curve: pd.DataFrame, **more: Any) -> Series:
+    """Returns faithfulness over the share of edges kept, in percent."""
+    return Series((100 * curve["share"]).tolist(), curve["faithfulness"].tolist(), **more)
 
 
 def main() -> None:
