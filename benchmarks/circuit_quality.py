@@ -187,7 +187,10 @@ def picture(folder: Path, file: Path) -> None:
             series[name] = along(mean.loc[ranking], look=look, style=style)
         # Open and dotted, so that a curve of ours that it coincides with is seen below it.
         grey = {"color": INK, "width": 1.5}
-        style = {"line": grey | {"dash": "dot"}, "marker": {"symbol": "circle-open", "size": 11, "line": grey}}
+        style = {
+            "line": grey | {"dash": "dot"},
+            "marker": {"symbol": "circle-open", "size": 11, "line": grey},
+        }
         series[PEER] = along(mean.loc[peer], style=style | {"marker_color": INK})
         panels.append(lines(series, title, x="edges kept", y="faithfulness", log_x=True, x_axis=ticks))
     figure = untitled(draw(panels, columns=2, share_y=True, font_size=14))
