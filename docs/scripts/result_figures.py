@@ -25,16 +25,18 @@ MIIII = [f"zoo:miiii-113-paper{rest}" for rest in ("", "-seeds/seed-1", "-seeds/
 LAST = 65_536
 #: The variance of an entry: the error of guessing 0.
 VARIANCE = 2 / 9
-#: Arm -> what its student is given, and the height of the label beside its end; the control has no folder.
+#: Arm -> what its student is given, the height of the label beside its end, colour; the control has no folder.
 ARMS = {
-    "post": ("maps of @post", 0.2),
-    "post-layers-1-2": ("maps of @post, layers 1, 2", 0.35),
-    "query-key": ("all but query and key weights", 0.74),
-    "rest": ("all but MLPs and read-out", 0.83),
-    "onset": ("maps of @onset", 0.94),
-    "pre": ("maps of @pre (placebo)", 1.03),
-    "": ("nothing: ends after 11,475", 1.12),
+    "post": ("maps of @post", 0.2, COLOURS[0]),
+    "post-layers-1-2": ("maps of @post, layers 1, 2", 0.35, COLOURS[1]),
+    "query-key": ("all but query and key weights", 0.74, COLOURS[2]),
+    "rest": ("all but MLPs and read-out", 0.83, COLOURS[3]),
+    "onset": ("maps of @onset", 0.92, COLOURS[4]),
+    "pre": ("maps of @pre (placebo)", 1.01, INK),
+    "": ("nothing: ends after 11,475", 1.1, "#737373"),
 }
+#: A line to compare with.
+THRESHOLD = {"dash": "dash", "color": INK, "width": 1}
 DASHES = {"seed-0": "solid", "seed-1": "dot", "seed-2": "dash"}
 #: The last step of the arms.
 LONGEST = 2_000
@@ -64,7 +66,7 @@ def curves(runs: list[str], metric: str, title: str) -> Any:
     for seed, run in enumerate(runs):
         # A point in three is enough for the eye.
         steps, values = points(run, metric, every=3)
-        line = {"color": COLOURS[seed], "width": 1.6}
+        line = {"color": COLOURS[seed], "width": 1.8}
         figure.add_scatter(x=steps, y=values, mode="lines", line=line, name=f"seed {seed}")
     return laid_out(figure, title)
 
@@ -79,13 +81,15 @@ def plateau_and_fall() -> Any:
 
 def grokking_seeds() -> Any:
     runs = [f"zoo:modular-addition-nanda/seed-{seed}" for seed in range(5)]
-    return curves(runs, "accuracy", "accuracy on held-out pairs")
+    figure = curves(runs, "accuracy", "accuracy on held-out pairs")
+    # All five stay at 100% from there on.
+    return figure.update_xaxes(range=[0, 20_000]).update_yaxes(tickformat=".0%")
 
 
 def taught() -> Any:
     """Returns the error of students that are given a part of a trained model, beside their controls'."""
     figure = go.Figure()
-    for colour, (arm, (given, height)) in zip(COLOURS, ARMS.items(), strict=True):
+    for arm, (given, height, colour) in reversed(ARMS.items()):
         label = {"x": 1.01, "xref": "paper", "xanchor": "left", "y": height, "showarrow": False}
         figure.add_annotation(text=given, font={"color": colour, "size": 13}, **label)
         runs = {name: f"{TAUGHT}/{arm}/{name}" for name in DASHES}
@@ -96,11 +100,12 @@ def taught() -> Any:
             x, y = zip(*(point for point in drawn if 0 < point[0] <= LONGEST), strict=True)
             line = {"color": colour, "width": 2.0, "dash": DASHES[name]}
             figure.add_scatter(x=x, y=y, mode="lines", line=line, showlegend=False)
-    where = {"annotation_text": "plateau ends: 0.9", "annotation_position": "bottom left"}
-    figure.add_hline(0.9, line={"dash": "dash", "color": INK, "width": 1}, **where)
-    ticks = {"tickvals": [1, 10, 100, 1_000], "tickangle": 0}
-    laid_out(figure, "error at blanks, of the variance", 400, type="log", **ticks)
-    return figure.update_layout(margin_r=235).update_yaxes(range=[0, 1.3])
+    where = {"annotation_text": "plateau ends: 0.9", "annotation_position": "bottom"}
+    figure.add_hline(0.9, line=THRESHOLD, **where)
+    # Of the first steps, which are alike, the last are drawn.
+    ticks = {"tickvals": [10, 30, 100, 300, 1_000], "range": [1, math.log10(LONGEST)]}
+    laid_out(figure, "error at blanks<br>(1: all blanks guessed 0)", 420, type="log", **ticks)
+    return figure.update_layout(margin_r=235).update_yaxes(range=[0, 1.2])
 
 
 def primes_in_order() -> Any:
@@ -113,14 +118,15 @@ def primes_in_order() -> Any:
         primes = table["variant"].str.removeprefix("accuracy_").astype(int)
         colour, symbol = series_style(seed)
         reached = table["value"].notna()
-        for kept, name, filled in ((reached, f"seed {seed}", ""), (~reached, f"seed {seed}, never", "-open")):
+        for kept, filled in ((reached, ""), (~reached, "-open")):
             # What never comes stands above the last step, one row for each seed.
             steps = table["value"].fillna(LAST * 1.25**seed * 1.15)[kept]
             look = {"color": colour, "symbol": symbol + filled, "size": 8}
-            figure.add_scatter(x=primes[kept], y=steps, mode="markers", marker=look, name=name)
-    figure.add_hline(
-        LAST, line={"dash": "dash", "color": INK, "width": 1}, annotation_text="last step: 65,536"
-    )
+            shown = {"name": f"seed {seed}", "showlegend": not filled}
+            figure.add_scatter(x=primes[kept], y=steps, mode="markers", marker=look, **shown)
+    figure.add_hline(LAST, line=THRESHOLD)
+    label = {"x": 0.01, "xref": "paper", "y": math.log10(LAST), "yanchor": "bottom", "showarrow": False}
+    figure.add_annotation(text="above the line: not by the last step", **label)
     laid_out(figure, "step to 95% (log scale)", 400)
     figure.update_xaxes(title={"text": "prime"}, tickvals=[2, 11, 23, 37, 53, 67, 79, 97, 109])
     return figure.update_yaxes(
@@ -146,7 +152,7 @@ def copying_needs_attention() -> Any:
         x = [one * 1.03 ** (2 * at - 1) for one in width]
         look = {"color": colour, "symbol": symbol, "size": 10}
         figure.add_scatter(x=x, y=error, error_y=ends, mode="markers", marker=look, name=f"{norm}-norm")
-    figure.add_hline(0.05, line={"dash": "dash", "color": INK, "width": 1})
+    figure.add_hline(0.05, line=THRESHOLD)
     figure.add_annotation(
         text="bound: 0.05", x=0.02, xref="paper", y=math.log10(0.05), yshift=9, showarrow=False
     )
@@ -157,52 +163,60 @@ def copying_needs_attention() -> Any:
     )
 
 
+def panel_for_each_seed(titles: list[str], columns: int) -> Any:
+    """Returns an empty figure of panels side by side, which share the vertical axis."""
+    rows = math.ceil(len(titles) / columns)
+    spacing = {"horizontal_spacing": 0.04, "vertical_spacing": 0.16}
+    return make_subplots(rows, columns, shared_yaxes=True, subplot_titles=titles, **spacing)
+
+
 def learning_coefficient() -> Any:
     """Returns the coefficient, as a fraction of the plateau's, beside held-out accuracy: a panel for each seed."""
     table = pandas.read_csv(RESULTS / "learning-coefficient.csv")
     seeds = sorted(table["seed"].unique())
-    titles = [f"seed {seed}" for seed in seeds]
-    figure = make_subplots(1, len(seeds), shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.03)
+    figure = panel_for_each_seed([f"seed {seed}" if seed < 3 else f"seed {seed}, added" for seed in seeds], 3)
     named = {
-        "coefficient": "coefficient, as a fraction of its first value",
-        "accuracy": "accuracy on held-out pairs",
+        "coefficient": "coefficient,<br>as a fraction of<br>its first value",
+        "accuracy": "accuracy on<br>held-out pairs",
     }
-    for at, seed in enumerate(seeds, 1):
+    for at, seed in enumerate(seeds):
         rows = table[table["seed"] == seed]
-        for colour, (column, name) in zip(COLOURS, named.items(), strict=False):
+        place = {"row": 1 + at // 3, "col": 1 + at % 3}
+        for look, (column, name) in enumerate(named.items()):
             values = rows[column] / (rows[column].iloc[0] if column == "coefficient" else 1)
-            look = {"line": {"color": colour, "width": 2}, "marker": {"size": 5}, "mode": "lines+markers"}
-            figure.add_scatter(x=rows["step"], y=values, name=name, showlegend=at == 1, **look, row=1, col=at)
-    laid_out(figure, "", 300)
-    figure.update_xaxes(title={"text": ""}, tickvals=[0, 1_000, 2_000], range=[0, 2_550])
-    figure.update_xaxes(title={"text": "training step"}, col=2)
-    return figure.update_layout(margin_t=30)
+            colour, symbol = series_style(look)
+            style = {"line": {"color": colour, "width": 2}, "marker": {"size": 6, "symbol": symbol}}
+            figure.add_scatter(x=rows["step"], y=values, name=name, showlegend=not at, **style, **place)
+    figure.update_traces(mode="lines+markers")
+    figure.add_hline(0.5, line=THRESHOLD)
+    laid_out(figure, "", 460).update_xaxes(tickvals=[0, 1_000, 2_000], range=[0, 2_550])
+    figure.update_xaxes(title={"text": ""}, row=1)
+    legend = {"orientation": "v", "x": 0.72, "y": 0.36, "yanchor": "top"}
+    return figure.update_yaxes(range=[-0.03, 1.05]).update_layout(margin_t=30, legend=legend)
 
 
 def attention_and_loss() -> Any:
-    """Returns how much of its way to the end a score, the norm of W_V and the error have gone, by step and seed."""
+    """Returns how much of its way a score, the norm of W_V and the error have gone: a panel for each seed."""
     table = pandas.read_csv(RESULTS / "attention-and-loss.csv")
     last = table["step"].max()
     ends = table[table["step"] == last].set_index("seed")
-    figure = go.Figure()
     named = {"score": "best row or column score", "error": "error at blanks", "norm": "norm of W<sub>V</sub>"}
-    for colour, (column, name) in zip(COLOURS, named.items(), strict=False):
-        for dash, (seed, rows) in zip(
-            DASHES.values(), table[table["seed"] >= 5].groupby("seed"), strict=False
-        ):
-            rows = rows[rows["step"] < last]
+    dense = table[(table["seed"] >= 5) & (table["step"] < last)]
+    seeds = sorted(dense["seed"].unique())
+    figure = panel_for_each_seed([f"seed {seed}" for seed in seeds], len(seeds))
+    for at, seed in enumerate(seeds, 1):
+        rows = dense[dense["seed"] == seed]
+        for colour, dash, (column, name) in zip(COLOURS, DASHES.values(), named.items(), strict=False):
             end = ends[column].get(seed, ends[column].mean())
             share = (rows[column] - rows[column].iloc[0]) / (end - rows[column].iloc[0])
-            look = {"line": {"color": colour, "width": 2, "dash": dash}, "mode": "lines"}
-            figure.add_scatter(x=rows["step"], y=share, name=name, showlegend=dash == "solid", **look)
-    figure.add_hline(
-        0.1,
-        line={"dash": "dash", "color": INK, "width": 1},
-        annotation_text="started: a tenth",
-        annotation_position="top left",
-    )
-    laid_out(figure, "share of its way to the end")
-    return figure.update_yaxes(tickformat=".0%")
+            look = {"line": {"color": colour, "width": 2.5, "dash": dash}, "mode": "lines"}
+            figure.add_scatter(x=rows["step"], y=share, name=name, showlegend=at == 1, **look, row=1, col=at)
+    figure.add_hline(0.1, line=THRESHOLD)
+    label = {"text": "started: a tenth", "yshift": 9, "xanchor": "left", "showarrow": False}
+    figure.add_annotation(x=dense["step"].min(), y=0.1, **label)
+    laid_out(figure, "", dtick=2_000).update_yaxes(tickformat=".0%")
+    figure.update_yaxes(title={"text": "share of its way to the end"}, col=1)
+    return figure.update_layout(margin_t=30)
 
 
 PICTURES = {
