@@ -29,9 +29,10 @@ from interp_tasks.checkpoints.checkpoint import (
 )
 from interp_tasks.checkpoints.run_files import (
     METRICS_FILE,
-    check_no_run,
     check_run_name,
     checkpoint_folder,
+    is_checkpoint,
+    is_run,
     is_step,
     read_json,
     read_metrics,
@@ -198,8 +199,9 @@ def import_checkpoint(
             that is missing.
     """
     folder = Path(source)
-    check_no_run(Path(out).resolve().parent)
     check_run_name(Path(out))
+    if is_run(folder) or is_checkpoint(folder if folder.is_dir() else folder.parent):
+        raise UserError(f"{source} is of a run or checkpoint, which needs no import: --ckpt takes it as it is")
     if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
         raise UserError(f"{tokenizer} holds no Hugging Face tokenizer (tokenizer.json)")
     lines = None if log is None else read_foreign_log(Path(log))

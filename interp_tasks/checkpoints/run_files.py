@@ -16,7 +16,7 @@ import io
 import json
 import lzma
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,9 @@ def check_no_run(folder: Path) -> None:
 
 
 def check_run_name(run: Path) -> None:
-    """Refuses a folder whose run no REF could name."""
+    """Refuses a folder that lies in a run's, at any depth, or whose run no REF could name."""
+    for folder in run.resolve().parents:
+        check_no_run(folder)
     if "@" in run.name or str(run).startswith("zoo:"):
         raise UserError(
             f"--out {run}: RUN@STEP and zoo:NAME name checkpoints; choose a name without @ and zoo:"
@@ -359,16 +361,21 @@ def stored_resume_points(run: Path) -> list[tuple[int, Path]]:
     return sorted(points)
 
 
-def check_names_task(meta: Mapping[str, Any], ref: str) -> None:
-    """Refuses a checkpoint that names no task, or one that is not registered here."""
+#: What may stand in the place of a task, by the option.
+INSTEAD = {
+    "prompts": "--prompts FILE with texts and answers",
+    "tokens": "--tokens FILE.npy with an int array (batch, pos)",
+}
+
+
+def check_names_task(meta: Mapping[str, Any], ref: str, without: Collection[str] = ()) -> None:
+    """Refuses a checkpoint that names no task, or one that is not registered here; names no option ``without``."""
     import tasks
 
     named = meta["task"]
     if named is None:
-        raise UserError(
-            f"{ref} names no task: say --task NAME, --prompts FILE with texts and answers, or --tokens FILE.npy with "
-            "an int array (batch, pos)"
-        )
+        ways = ["--task NAME", *(way for option, way in INSTEAD.items() if option not in without)]
+        raise UserError(f"{ref} names no task: say {' or '.join(ways)}")
     if named["name"] not in tasks.list():
         raise UserError(
             f"{ref} is of task {named['name']!r}, which is not registered here: "

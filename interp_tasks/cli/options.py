@@ -198,7 +198,8 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
         options: Any = {name: value for name, value in given.items() if name in Options.__annotations__}
         examples, found = Examples.of(options if of_examples else {}), cast(Any, ckpt)
         if not of_runs:
-            found = resolve_refs(ckpt, examples) if ckpt or examples.task is None else []
+            missing = experiment.without
+            found = resolve_refs(ckpt, examples, missing) if ckpt or examples.task is None else []
             if metric not in (None, "all") and examples.tokens is None and experiment.judged_by_task:
                 check_metric(metric, found, examples)
         with progress_line(quiet) as progress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
@@ -243,7 +243,9 @@ def source_batch(subject: LoadedCheckpoint, source: str | None, usual: Sequence[
 Refs = str | Path | Sequence[str] | Sequence[ResolvedCheckpoint]
 
 
-def resolve_refs(refs: Refs, examples: Examples | None = None) -> list[ResolvedCheckpoint]:
+def resolve_refs(
+    refs: Refs, examples: Examples | None = None, without: Collection[str] = ()
+) -> list[ResolvedCheckpoint]:
     """Returns every checkpoint that REFs name, each once and unloaded; those that are resolved are kept as they are.
 
     Rows are labelled with the REF as it was written where that names one checkpoint (``RUN@pre`` says more
@@ -251,6 +253,7 @@ def resolve_refs(refs: Refs, examples: Examples | None = None) -> list[ResolvedC
 
     Args:
         examples: which they are to see: where these are of their own tasks, all must name one.
+        without: options that the command lacks, which a refusal is not to name.
     """
     found: dict[Path, ResolvedCheckpoint] = {}
     for ref in [refs] if isinstance(refs, (str, Path)) else refs:
@@ -261,7 +264,7 @@ def resolve_refs(refs: Refs, examples: Examples | None = None) -> list[ResolvedC
     if not found:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")
     for each in found.values() if examples.task is None and examples.of_task else ():
-        check_names_task(each.meta, each.label)
+        check_names_task(each.meta, each.label, without)
     return list(found.values())
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from interp_tasks.checkpoints.checkpoint import config_to_json
 from interp_tasks.checkpoints.refs import resolve_one
-from interp_tasks.checkpoints.run_files import check_no_run, check_run_name, read_run
+from interp_tasks.checkpoints.run_files import check_run_name, read_run
 from interp_tasks.checkpoints.run_writer import LearningRateSchedule, RunFolder
 from interp_tasks.devices import check_device, float32_matmul_precision
 from interp_tasks.errors import UserError
@@ -78,7 +78,6 @@ def train(
         TaskError: if the model cannot take the task's inputs.
     """
     out = Path(out)
-    check_no_run(out.resolve().parent)
     check_run_name(out)
     task, settings, config = resolve_settings(task, preset, settings, config)
     check_device(device)
