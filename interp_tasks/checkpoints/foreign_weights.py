@@ -201,7 +201,9 @@ def import_checkpoint(
     folder = Path(source)
     check_run_name(Path(out))
     if is_run(folder) or is_checkpoint(folder if folder.is_dir() else folder.parent):
-        raise UserError(f"{source} is of a run or checkpoint, which needs no import: --ckpt takes it as it is")
+        raise UserError(
+            f"{source} is of a run or checkpoint, which needs no import: --ckpt takes it as it is"
+        )
     if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
         raise UserError(f"{tokenizer} holds no Hugging Face tokenizer (tokenizer.json)")
     lines = None if log is None else read_foreign_log(Path(log))

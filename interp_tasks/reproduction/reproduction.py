@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -224,11 +225,10 @@ class Reproduction:
         return frame_to_json(self.frame)
 
     def to_csv(self) -> str:
-        # A cell holds one text: the runs' own numbers, in their order.
-        runs = [
-            "; ".join(f"{each['run']}: {each['value']}" for each in several) for several in self.frame["runs"]
-        ]
-        text: str = self.frame.assign(runs=runs).to_csv(index=False, lineterminator="\n")
+        """Returns the table, with the numbers of the runs as JSON in one cell."""
+        text: str = self.frame.assign(runs=self.frame["runs"].map(json.dumps)).to_csv(
+            index=False, lineterminator="\n"
+        )
         return text
 
     def page(self) -> Page:

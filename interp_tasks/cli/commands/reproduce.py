@@ -57,7 +57,7 @@ def reproduce(
 
     Judges the measurements that ship, and those of --measure, which runs the paper's experiments on the shipped
     runs and those of --runs where they have none yet. What has not been trained is listed with its command and
-    an estimate of its hours, or trained with --train. Writes tables and one page.
+    an estimate of its hours, or trained with --train. Writes tables and one page; --format json or csv only with --out.
     """
     from interp_tasks import reproduction
     from interp_tasks.reproduction.reproduction import checked_paper
@@ -67,7 +67,8 @@ def reproduce(
     if runs.exists() and not runs.is_dir():
         raise UserError(f"--runs {runs} is not a folder: name the one that holds runs, or will")
     chosen, folder = parse_row_numbers(rows), out or Path("results") / f"{paper}-{preset}"
-    for written in (folder, *([runs] if train else [])):
+    writes = out is not None or format == "table"
+    for written in [folder] * (writes or measure or train) + [runs] * train:
         check_writable_folder(written)
     checked_paper(paper, preset, chosen)
     if train:
@@ -88,7 +89,7 @@ def reproduce(
         if check:
             failed += reproduction.check_records(paper, preset, **asked, progress=progress)
     done = reproduction.reproduce(paper, preset, rows=chosen, records=asked["file"], runs=runs)
-    write_and_show(lambda: done.write(folder), lambda: show(done, format), common.quiet)
+    write_and_show(lambda: done.write(folder) if writes else [], lambda: show(done, format), common.quiet)
     failed += done.errors
     for text in failed:
         note(one_line(text), quiet=False)

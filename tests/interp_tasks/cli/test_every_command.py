@@ -174,9 +174,10 @@ def test_tables_fit_80_columns_and_have_no_colour_in_a_pipe(
 
 
 @pytest.mark.parametrize("command", [each for each in CALLED if each.startswith(AGAIN)])
-def test_json_is_what_the_schema_says(call, command, schema):
+def test_json_is_what_the_schema_says(call, command, schema, tmp_path):
     name = next((name for begins, name in OWN.items() if command.startswith(begins)), "row")
     check_json(call(f"{command} --quiet --format json"), name, schema)
+    assert not (tmp_path / "results").exists()
 
 
 def check_json(shown, name, schema):
