@@ -1,20 +1,18 @@
-"""Files: read where they are regular and no longer than people write; written whole or not at all, by one writer."""
+"""Files: read with one line about what is wrong; written whole or not at all, by one writer."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import sys
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.text_formatting import brief
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -24,39 +22,15 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-#: Bytes of a file that somebody wrote (a grid, a space, Python), and of a JSON object that describes something.
-MAX_TEXT, MAX_JSON = 4 << 20, 64 << 20
-#: Dots in a TOML key, for which its parser takes the square of their number in time and memory.
-MAX_DOTS = 50
-#: One past the largest whole number that a generator, or the integer column of a table, holds.
-WHOLE_END = 2**63
 
-
-def read_file(file: Path, noun: str, most: int | None = None, option: str = "") -> bytes:
-    """Returns the content of a regular file; refuses a pipe or a device, which may never end.
-
-    Args:
-        noun: that it should hold.
-        most: bytes; ``None``: as many as it has.
-        option: that names the file.
-    """
-    named = f"{option} {file}".lstrip()
+def read_file(file: Path, noun: str) -> bytes:
+    """Returns the content of a file, which should hold ``noun``."""
     try:
-        # Opening a device may do something; opening a pipe waits for who writes to it.
-        if is_other := file.exists() and not file.is_file():
-            content = b""
-        else:
-            with file.open("rb") as opened:
-                content = opened.read() if most is None else opened.read(most + 1)
+        return file.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{named} is missing: it would hold {noun}") from None
-    except (OSError, ValueError) as error:  # a null character in its name
-        raise UserError(f"cannot read {named}: {getattr(error, 'strerror', None) or error}") from None
-    if is_other:
-        raise UserError(f"{named} is no regular file: it should hold {noun}")
-    if most is not None and len(content) > most:
-        raise UserError(f"{named} is longer than {most >> 20} MiB: it should hold {noun}")
-    return content
+        raise UserError(f"{file} is missing: it would hold {noun}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {file}, which should hold {noun}: {error.strerror}") from None
 
 
 def check_file(file: Path, option: str) -> None:
@@ -70,34 +44,14 @@ def check_file(file: Path, option: str) -> None:
         raise UserError(f"{option} {file}: {what}")
 
 
-def read_toml(file: Path, noun: str, option: str = "") -> dict[str, Any]:
+def read_toml(file: Path, noun: str) -> dict[str, Any]:
     """Returns the content of a TOML file."""
-    named = f"{option} {file}".lstrip()
-    content = read_file(file, noun, MAX_TEXT, option)
-    joined = re.sub(rb"[ \t]+", b" ", content).replace(b" .", b".").replace(b". ", b".")
-    if any(word.count(b".") > MAX_DOTS for word in re.split(rb"[\s,=\[\]{}]", joined)):
-        raise UserError(f"{named} has a key of more than {MAX_DOTS} parts: it should hold {noun}")
     try:
-        return tomllib.loads(content.decode())
+        return tomllib.loads(read_file(file, noun).decode())
     except UnicodeDecodeError:
-        raise UserError(f"{named} is no UTF-8 text: it should hold {noun}") from None
-    except (ValueError, RecursionError) as error:  # numbers that Python refuses to read included
-        raise UserError(f"{named} is not TOML: {error}") from None
-
-
-def parse_json_value(text: str) -> Any:
-    """Reads a user's text as JSON."""
-    try:
-        return json.loads(text, parse_int=parse_whole)
-    except RecursionError:
-        raise UserError(f"{brief(text)}: nested too deeply") from None
-
-
-def parse_whole(digits: str) -> int:
-    # Python reads no more than some thousands.
-    if len(digits) > len(str(WHOLE_END)) or abs(int(digits)) >= WHOLE_END:
-        raise UserError(f"{brief(digits)}: whole numbers lie below 2^63")
-    return int(digits)
+        raise UserError(f"{file} is no UTF-8 text: it should hold {noun}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{file} is not TOML: {error}") from None
 
 
 LOCK_FILE = ".lock"
@@ -150,12 +104,8 @@ def atomic_write(path: Path, content: str | bytes) -> Path:
     return write_together({path: content})[0]
 
 
-def write_together(files: Mapping[Path, str | bytes], stale: Collection[Path] = ()) -> list[Path]:
-    """Writes files that belong together; where one of them cannot be written, none is, and the old ones stay.
-
-    Args:
-        stale: files of an earlier writing that would disagree with these; they are removed.
-    """
+def write_together(files: Mapping[Path, str | bytes]) -> list[Path]:
+    """Writes files that belong together; where one of them cannot be written, none is, and the old ones stay."""
     temporary = {path: temporary_beside(path) for path in files}
     path = Path()
     try:
@@ -165,9 +115,6 @@ def write_together(files: Mapping[Path, str | bytes], stale: Collection[Path] = 
             with explain_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_synced(temporary[path], content.encode() if isinstance(content, str) else content)
-        for path in stale:
-            with explain_write_errors(path):
-                path.unlink(missing_ok=True)
         for path in files:
             with explain_write_errors(path):
                 os.replace(temporary[path], path)

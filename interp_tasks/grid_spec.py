@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from interp_tasks.checkpoints.refs import ZOO_FOLDER, check_selector, suggest
-from interp_tasks.disk import WHOLE_END, read_toml
+from interp_tasks.disk import read_toml
 from interp_tasks.errors import UserError
 from interp_tasks.setting_parsing import parse_seeds
 from interp_tasks.training.config import SECTIONS, list_valued_keys
@@ -38,13 +38,7 @@ class Section(BaseModel):
 
 def seed_numbers(given: Any) -> tuple[int, ...]:
     """Parses different seeds from ``"0:4"``, ``"0,2"`` or a list."""
-    if isinstance(given, str):
-        given = parse_seeds(given) or []
-    if not isinstance(given, (list, tuple)) or not all(type(seed) is int for seed in given):
-        raise ValueError('write seeds as "0:4", "0,2" or [0, 2]')
-    if not given or min(given) < 0 or max(given) >= WHOLE_END or len(set(given)) < len(given):
-        raise ValueError("name different seeds from 0 up, below 2^63")
-    return tuple(given)
+    return tuple(parse_seeds(",".join(map(str, as_list(given)))))
 
 
 def as_list(given: Any) -> Any:

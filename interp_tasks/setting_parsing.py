@@ -10,19 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.disk import WHOLE_END, check_file
+from interp_tasks.disk import check_file
 from interp_tasks.errors import UserError
 
-#: One past the largest seed.
-SEED_END = WHOLE_END
+#: One past the largest seed that a generator, or the integer column of a table, holds.
+SEED_END = 2**63
 
 #: Who does the work of a grid.
 EXECUTORS = "serial, processes, dask, or dask://HOST:PORT"
-#: More runs are trained by a grid only where that is said to be meant.
-MANY_RUNS = 1000
-
-#: More runs than one command would ever finish.
-MAX_SEEDS = 10_000
+#: More runs are trained by a grid only where that is said to be meant; and the most seeds of one run.
+MANY_RUNS, MAX_SEEDS = 1000, 10_000
 
 
 def parse_settings(given: Sequence[str]) -> dict[str, str]:
@@ -38,26 +35,17 @@ def parse_settings(given: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def parse_seeds(text: str | None) -> list[int] | None:
-    """Parses seeds: ``0:8`` is 0 to 7 (end excluded), ``3`` is 3, ``0,2,5`` are those."""
-    if text is None:
-        return None
+def parse_seeds(text: str) -> Sequence[int]:
+    """Parses different seeds: ``0:8`` is 0 to 7 (end excluded), ``3`` is 3, ``0,2,5`` are those."""
     try:
-        numbers = [int(part) for part in text.split(":" if ":" in text else ",")]
-        if ":" in text:
-            first, last = numbers
-    except ValueError:
+        seeds = range(*map(int, text.split(":"))) if ":" in text else [int(part) for part in text.split(",")]
+    except (ValueError, TypeError):
         raise UserError(f"--seeds {text!r}: write 0:8 for seeds 0 to 7, or 0,2,5") from None
-    count = max(last - first, 0) if ":" in text else len(numbers)
-    if count > MAX_SEEDS:
-        raise UserError(f"--seeds {text}: a run each, {count} in all; at most {MAX_SEEDS}")
-    seeds = list(range(first, last)) if ":" in text else numbers
-    if not seeds or min(seeds) < 0:
-        raise UserError(f"--seeds {text!r} names no seed: the end is excluded, and seeds are not negative")
-    if max(seeds) >= SEED_END:
-        raise UserError(f"--seeds {text!r}: seeds lie below 2^63")
-    if len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds {text!r}: a seed is given twice, and each has one run")
+    few = 0 < len(seeds[: MAX_SEEDS + 1]) <= MAX_SEEDS
+    if not few or min(seeds) < 0 or max(seeds) >= SEED_END or len(set(seeds)) < len(seeds):
+        raise UserError(
+            f"--seeds {text!r}: 1 to {MAX_SEEDS} different ones, from 0, below 2^63; the end of 0:8 is excluded"
+        )
     return seeds
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 from transformer_lens import HookedTransformer, HookedTransformerConfig
@@ -78,15 +77,11 @@ def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
             f"{file} describes a model that the installed transformer-lens does not know: "
             f"config field {', '.join(unknown)}; see versions in {file.name}"
         )
-    dtype = DTYPES.get(str(stored.get("dtype")))
-    for name, is_wrong in (("dtype", dtype is None), ("attn_scale", stored.get("attn_scale") == 0)):
-        if is_wrong:
-            raise UserError(f"{file} describes no known model: its config's {name} is {stored.get(name)!r}")
     # Weights come from the file: drawing them costs time, and a tokenizer would be fetched from the network.
-    overrides = {"dtype": dtype, "device": "cpu", "init_weights": False, "tokenizer_name": None}
+    overrides = {"device": "cpu", "init_weights": False, "tokenizer_name": None}
     try:
         with global_randomness_untouched():  # a config with a seed reseeds everything
-            config = kind(**{**stored, **overrides})
+            config = kind(**{**stored, **overrides, "dtype": DTYPES[stored["dtype"]]})
         model = construct(config)
     # transformer-lens reports a config it cannot build with whatever its code runs into first.
     except Exception as error:
@@ -294,37 +289,16 @@ def _loaded(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpo
 
 
 def read_tensors(file: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the tensors of a file of a checkpoint, as its ``meta.json`` describes them: by their digest; weights also
-    by their dtype, and finite.
-    """
+    """Returns the tensors of a file of a checkpoint, which is as it was written: its ``meta.json`` has the digest."""
     is_state = file.name == TRAINING_STATE_FILE
     expected = meta["training_state" if is_state else "weights"]
-    dtype = None if is_state else DTYPES.get(expected["dtype"])
-    if dtype is None and not is_state:
-        raise UserError(
-            f"{file.parent / META_FILE} is mangled: the dtype of the weights is none of {', '.join(DTYPES)}"
-        )
     content = read_file(file, "a training state" if is_state else "the model's parameters")
-    if not {"bytes", "sha256"} <= set(expected):
-        raise UserError(f"{file.parent / META_FILE} records no bytes and sha256 of {file.name}")
     found = size_and_sha256(content)
     if found != {name: expected[name] for name in found}:
         size = f"{len(content)} bytes where {META_FILE} says {expected['bytes']}"
         what = size if len(content) != expected["bytes"] else f"its sha256 is not the one in {META_FILE}"
         raise UserError(f"{file} has been altered: {what}; restore it from a copy")
-    try:
-        tensors = load(content)
-    # A header that names a dtype torch lacks surfaces as KeyError, wrong sizes as ValueError or RuntimeError.
-    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise UserError(f"{file} is not a readable safetensors file: {one_line_error(error)}") from None
-    if is_state:
-        return tensors
-    for name, tensor in tensors.items():
-        if tensor.dtype != dtype:
-            own, said = dtype_name(tensor.dtype), expected["dtype"]
-            raise UserError(f"{file}: parameter {name} is {own} where meta.json says {said}")
-        if not tensor.isfinite().all():
-            raise UserError(f"{file}: parameter {name} holds NaN or infinite values")
+    tensors: dict[str, Tensor] = load(content)
     return tensors
 
 

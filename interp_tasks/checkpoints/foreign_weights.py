@@ -38,7 +38,7 @@ from interp_tasks.checkpoints.run_files import (
     read_metrics,
 )
 from interp_tasks.checkpoints.run_writer import RunFolder, declared_drop
-from interp_tasks.disk import MAX_JSON, read_file
+from interp_tasks.disk import read_file
 from interp_tasks.errors import UserError
 from tasks.base import Task
 
@@ -418,7 +418,7 @@ def read_foreign_log(file: Path) -> list[dict[str, Any]]:
     The split is told by the name of a column (``train_loss``, ``train/loss``, ``test_loss``, ``val_loss``); what names
     none is of validation.
     """
-    text = read_file(file, "a log, as CSV or JSON Lines", MAX_JSON).decode("utf-8", errors="replace")
+    text = read_file(file, "a log, as CSV or JSON Lines").decode("utf-8", errors="replace")
     is_csv = file.suffix == ".csv"
     rows: Iterable[Any] = (
         csv.DictReader(io.StringIO(text)) if is_csv else filter(str.strip, text.splitlines())

@@ -191,8 +191,6 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         return "interrupted", INTERRUPTED
     if isinstance(error, Stopped):
         return str(error), error.code
-    if isinstance(error, SystemExit):
-        return foreign_exit_message(error), USAGE
     if isinstance(error, CLICK_ERROR):
         return usage_message(error), USAGE
     if isinstance(error, (UserError, TaskError, CircuitsError)):
@@ -221,13 +219,6 @@ def environment_message(error: BaseException) -> str:
     if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
         return "not enough memory: ask for fewer --samples, a smaller batch or a smaller model"
     return ""
-
-
-def foreign_exit_message(stop: SystemExit) -> str:
-    """Describes in one line an exit of a task or a library, as commands return their status, with its place."""
-    place = traceback.extract_tb(stop.__traceback__)[-1]
-    reason = "" if stop.code is None else f": {stop.code}"
-    return f"{place.filename}, line {place.lineno}, in {place.name}, ends the program (SystemExit{reason})"
 
 
 def usage_message(error: Any) -> str:

@@ -19,7 +19,7 @@ from interp_tasks.checkpoints.run_files import check_names_task
 from interp_tasks.devices import check_device
 from interp_tasks.disk import check_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.option_parsing import DEVICE, MAX_COUNT, SEED, SPLITS, check_choice
+from interp_tasks.measurement.option_parsing import DEVICE, SEED, SPLITS, check_choice
 from interp_tasks.setting_parsing import SEED_END, check_task_name, task_config
 
 if TYPE_CHECKING:
@@ -125,8 +125,6 @@ class Examples:
         asked = cls(**given, of_task=not {"tokens", "prompts"} & given.keys())
         if asked.samples is not None and asked.samples < 1:
             raise UserError(f"--samples {asked.samples}: at least one example is needed")
-        if asked.samples is not None and asked.samples >= MAX_COUNT:
-            raise UserError(f"--samples {asked.samples}: more than memory can hold")
         if not 0 <= asked.seed < SEED_END:
             raise UserError(f"--seed {asked.seed}: a seed is a whole number from 0 to {SEED_END - 1}")
         check_choice("--split", asked.split, SPLITS)

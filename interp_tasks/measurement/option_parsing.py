@@ -18,8 +18,6 @@ SEED = Annotated[int, typer.Option("--seed", help="Draws the examples, resamples
 SPLITS = ("train", "validation", "test")
 #: Metrics of a file of prompts: the answer's logit minus the wrong one's, and whether that is above 0.
 PROMPT_METRICS = ("logit_difference", "accuracy")
-#: One past the most examples or draws: beyond it the sizes of tensors overflow (``tasks.base`` has the same).
-MAX_COUNT = 2**40
 #: More draws than any interval or p-value of ours is worth.
 MAX_DRAWS = 100_000
 #: So many names are all listed in a refusal.

@@ -22,7 +22,6 @@ from interp_tasks.pages import (
     Page,
     Table,
     format_p_value,
-    is_page,
     number,
     versions,
     with_interval,
@@ -346,8 +345,7 @@ class Result:
     def write(self, folder: str | Path, *, page: bool = False) -> list[Path]:
         """Writes ``NAME.parquet``, ``.csv``, ``.json``, ``NAME.config.json`` (the stamp), and ``NAME.html`` if asked.
 
-        They replace those of an earlier call together, or none of them. A page that an earlier call wrote there
-        and this one does not is removed: the files of a folder are of one result.
+        They replace those of an earlier call together, or none of them.
 
         Raises:
             UserError: if the file system refuses.
@@ -360,11 +358,12 @@ class Result:
         }
         if page:
             contents[PAGE] = self.page().html()
-        files = {
-            result_file_path(folder, self.experiment, suffix): content for suffix, content in contents.items()
-        }
-        old = result_file_path(folder, self.experiment, PAGE)
-        return write_together(files, stale=[old] if not page and is_page(old) else [])
+        return write_together(
+            {
+                result_file_path(folder, self.experiment, suffix): content
+                for suffix, content in contents.items()
+            }
+        )
 
     def plot(self, at: int = 0) -> plotly.graph_objects.Figure:
         """Returns one of :meth:`figures`, the first by default, with its title and caption in it."""

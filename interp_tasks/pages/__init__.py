@@ -281,10 +281,6 @@ def _rounded(values: Any) -> Any:
     return [None if value != value else float(f"{value:.4g}") for value in array]
 
 
-#: What tells a page of ours from any other file.
-GENERATOR = '<meta name="generator" content="interp-tasks">'
-
-
 PACKAGES = ("torch", "transformer-lens", "numpy", "pandas", "plotly")
 
 
@@ -336,7 +332,6 @@ class Page:
             .from_string(template)
             .render(
                 title=self.title,
-                generator=Markup(GENERATOR),
                 sections=sections,
                 plotly=Markup(plotly),
                 made_with=", ".join(f"{name} {number}" for name, number in self.versions.items()),
@@ -351,8 +346,3 @@ class Page:
             UserError: if the file system refuses. Call ``check_writable_file`` before slow work.
         """
         return atomic_write(Path(path), self.html())
-
-
-def is_page(path: Path) -> bool:
-    """Returns whether a file is a page that this package wrote."""
-    return path.is_file() and GENERATOR.encode() in path.read_bytes()[:1000]

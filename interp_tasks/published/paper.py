@@ -6,13 +6,12 @@ A claim's ``rule`` is about the rows that ``where`` picks; its ``per`` picks the
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, get_args
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from interp_tasks.disk import tomllib
 from interp_tasks.errors import UserError
@@ -66,13 +65,6 @@ class TrainingRun(Section):
     recipe: str = ""
     hours: float = Field(gt=0)
     published: bool = False
-
-    @field_validator("seeds")
-    @classmethod
-    def _names_seeds(cls, given: str | None) -> str | None:
-        if given is not None:
-            seed_numbers(given)
-        return given
 
     def command(self, folder: str) -> str:
         """Returns the command that trains it."""
@@ -271,30 +263,6 @@ class Paper(Section):
     study: tuple[Study, ...] = ()
     claim: tuple[Claim, ...] = ()
     run: tuple[TrainingRun, ...] = ()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Paper:
-        """Refuses rows, studies, claims and runs that name each other wrongly."""
-        runs = [f"{run.name} ({run.role}, {run.preset})" for run in self.run]
-        for noun, names in (("claim", [claim.id for claim in self.claim]), ("run", runs)):
-            for name, count in Counter(names).items():
-                if count > 1:
-                    raise ValueError(f"two entries of {noun} are called {name}")
-        rows, roles = {row.number for row in self.row}, {run.role for run in self.run}
-        studies = {study.id: study for study in self.study}
-        for study in self.study:
-            for role in filter(None, (study.role, study.shuffled)):
-                if role not in roles:
-                    raise ValueError(f"study {study.id!r}: no run plays {role!r}")
-        for claim in self.claim:
-            if claim.row not in rows:
-                raise ValueError(f"claim {claim.id!r} is of row {claim.row}, which is not in the paper")
-            of = studies[claim.study]
-            if "shuffled" in claim.control_names(of) and of.shuffled is None:
-                raise ValueError(f"claim {claim.id!r}: its study names no role of shuffled runs")
-            if "memorised" in claim.control_names(of) and of.memorised is None:
-                raise ValueError(f"claim {claim.id!r}: its study names no checkpoint that has memorised")
-        return self
 
     def studies(self, rows: Sequence[int] = ()) -> list[Study]:
         """Returns the studies with a claim of these experiments; of any, where none is named."""

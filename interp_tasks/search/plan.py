@@ -11,7 +11,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from interp_tasks.disk import parse_json_value, read_toml
+from interp_tasks.disk import read_toml
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import ResolvedConfig, TrainConfig, parse_setting_value, resolve_config
 from tasks.settings import ModelSettings
@@ -169,8 +169,8 @@ def parse_vary(given: Sequence[str]) -> dict[str, Values]:
                 values |= {"log": True} if rest[1] == "log" else {"step": rest[1]}
         else:
             try:  # lists in brackets, too
-                values = list(parse_json_value(f"[{written}]"))
-            except json.JSONDecodeError:
+                values = list(json.loads(f"[{written}]"))
+            except ValueError:
                 values = parse_setting_value(written, is_list=True)
         varied[key] = checked_values(key, values)
     return varied

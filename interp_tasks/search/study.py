@@ -30,7 +30,7 @@ from interp_tasks.search.plan import LAST, Direction, Scalar, SearchPlan, repres
 from interp_tasks.setting_parsing import import_file
 from interp_tasks.text_formatting import one_line, pluralise
 from interp_tasks.training.config import ResolvedConfig
-from interp_tasks.training.trainer import check_memory, check_precision, model_settings, train_resolved
+from interp_tasks.training.trainer import check_precision, model_settings, train_resolved
 from interp_tasks.workers import executor_for_jobs
 from tasks import get
 from tasks.base import Task
@@ -107,9 +107,7 @@ def check_and_get_objective(plan: SearchPlan, device: str) -> tuple[str, Directi
 
     plan.check_values(valid)
     first = plan.resolved({key: representative_values(values)[0] for key, values in plan.vary.items()})
-    task, settings = build_task_and_settings(first)
-    check_memory(task, settings, first.train, device)
-    return resolve_objective(plan, task)
+    return resolve_objective(plan, build_task_and_settings(first)[0])
 
 
 def check_same(out: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

@@ -17,7 +17,6 @@ from interp_tasks.checkpoints.run_files import check_run_name, read_run
 from interp_tasks.checkpoints.run_writer import LearningRateSchedule, RunFolder
 from interp_tasks.devices import check_device, float32_matmul_precision
 from interp_tasks.errors import UserError
-from interp_tasks.text_formatting import format_bytes
 from interp_tasks.training.config import (
     MAX_THREADS,
     SCHEDULE,
@@ -121,7 +120,6 @@ def prepare_model(
     """Returns the model before its first update, on its device, and the content that ``run.json`` compares."""
     own_model = model is not None
     if model is None:
-        check_memory(task, settings, config, device)
         model = task.build_model(config.seed, settings)
     task.check_model(model)
     sources = {}
@@ -194,32 +192,6 @@ def check_precision(config: TrainConfig, device: str) -> None:
     if config.precision == "tf32" and torch.device(device).type != "cuda":
         raise UserError(
             f"train.precision=tf32 is for CUDA devices, not for {device}: use --device cuda or train.precision=float32"
-        )
-
-
-def least_memory(task: Task, settings: ModelSettings, config: TrainConfig) -> int:
-    """Returns bytes that training takes at least: parameters, their gradients and states, masks, one batch."""
-    n_ctx, d_model = settings.n_ctx or task.sequence_length, settings.d_model
-    heads = settings.n_heads * (settings.d_head or d_model // settings.n_heads)
-    mlp = 0 if settings.attn_only else settings.d_mlp or 4 * d_model
-    parameters = settings.n_layers * d_model * (4 * heads + 2 * mlp)
-    parameters += d_model * (task.d_vocab + n_ctx + task.d_vocab_out)
-    masks = settings.n_layers * n_ctx**2
-    batch = (config.batch_size or 1) * task.sequence_length * (8 + 4 * d_model)
-    return 4 * parameters * (2 + config.state_copies) + masks + batch
-
-
-def check_memory(task: Task, settings: ModelSettings, config: TrainConfig, device: str) -> None:
-    """Refuses what no memory of the device could hold, before any of it is taken."""
-    if device.startswith("cuda"):
-        there = torch.cuda.get_device_properties(device).total_memory
-    else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    needed = least_memory(task, settings, config)
-    if needed > there:
-        raise UserError(
-            f"training takes {format_bytes(needed)} of memory at least, and {device} has {format_bytes(there)}: choose "
-            "a smaller model.*, task.*, train.batch_size or train.grokfast_window"
         )
 
 

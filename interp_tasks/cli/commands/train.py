@@ -38,7 +38,8 @@ def train(
     interp-run tasks. What --set can set besides, with the defaults: docs/training.md; a key that does not exist is
     answered with the closest that does.
     """
-    several, folder = parse_seeds(seeds), out or Path("runs") / f"{recipe.task}-{recipe.preset}"
+    several = None if seeds is None else parse_seeds(seeds)
+    folder = out or Path("runs") / f"{recipe.task}-{recipe.preset}"
     if several is not None and "train.seed" in parse_settings(recipe.settings):
         raise UserError("give --seeds or --set train.seed=..., not both")
     resolved = recipe.resolve()

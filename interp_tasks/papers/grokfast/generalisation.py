@@ -251,7 +251,7 @@ def figures(result: Result) -> list[Figure]:
                     (short(run.name), f"modulo {suffix(name)}") if several else ("", short(run.name))
                 )
                 # A logarithm has no place for step 0.
-                points = [pair for pair in zip(*run.points(name, split), strict=True) if pair[0] > 0]
+                points = [pair for pair in zip(*run.finite_lists(name, split), strict=True) if pair[0] > 0]
                 steps, values = ([pair[at] for pair in points] for at in (0, 1))
                 lines.setdefault(title, {})[line] = Series(steps, values)
         axes: dict[str, Any] = {"y": ACCURACY, "x_axis": STEPS, "y_axis": {"range": [-0.02, 1.02]}}

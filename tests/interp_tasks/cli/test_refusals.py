@@ -36,7 +36,6 @@ QUICK = {
     "ablation --ckpt bare --tokens none.npy": ["none.npy"],
     f"ablation {RUN} --tokens tokens.npy --split train": ["--split", "give --split or --tokens, not both"],
     f"ablation {RUN} --samples 0": ["--samples 0"],
-    f"ablation {RUN} --samples {2**62}": ["--samples", "more than memory can hold"],
     f"ablation {RUN} --seed -1": ["--seed -1", "from 0"],
     f"ablation {RUN} --split val": ["'val'", "validation"],
     f"ablation {RUN} --device gpu": ["'gpu'", "cuda:1"],
@@ -78,7 +77,7 @@ QUICK = {
     "train matrix-compltion": ["did you mean 'matrix-completion'"],
     "train matrix-completion --preset gpu": ["'gpu'", "cpu, reference, paper"],
     "train matrix-completion --set train.steps": ["write key=value"],
-    "train matrix-completion --seeds 0:99999999": ["99999999 in all"],
+    "train matrix-completion --seeds 0:9999999999999999999999": ["1 to 10000 different ones"],
     f"train matrix-completion --seeds {'9' * 5000}": ["--seeds"],
     "train matrix-completion --seeds 4,4,1": ["--seeds"],
     "train matrix-completion --out foreign/run": ["foreign is a file"],
@@ -90,6 +89,7 @@ BEFORE_LOADING = {
     f"ablation {RUN} --positions 15": [
         "--positions: no position 15: the examples of run@40 have positions 0-8"
     ],
+    f"ablation {RUN} --samples {2**62}": ["more than memory can hold"],
     f"ablation {RUN} --positions visible": ["'visible'", "hidden, observed"],
     f"ablation {RUN} --keys 15": ["--keys: no position 15: the examples of run@40 have positions 0-8"],
     f"ablation {RUN} --metric mse_maskd": [
@@ -117,9 +117,6 @@ BEFORE_LOADING = {
     f"matrix embeddings {RUN} --largest 0.05": ["at least 4 are needed"],
     "tasks cost modular-addition --rate 0": ["--rate 0: give GFLOP per second, more than 0 and below 1e+09"],
     "tasks cost modular-addition --set train.steps=1e12": ["less than or equal to 1000000000"],
-    "tasks cost modular-addition --set train.steps=1e9 --set train.checkpoint_every=1": [
-        "1,000,000 checkpoints"
-    ],
     "tasks cost modular-addition --set train.observe=z": ["no activation 'z' to observe: names are"],
     "tasks cost modular-addition --set train.start_from=zoo:nowhere": ["no zoo:nowhere"],
     f"{TRAIN} train.step=3": ["no setting train.step: did you mean train.steps?"],
@@ -144,10 +141,6 @@ BEFORE_LOADING = {
     f"{TRAIN} train.start_from=run@0 --set train.train_parts=attn,mlp,embed,pos_embed,unembed": [
         "every part trains; name start_parts"
     ],
-    "train matrix-completion --set train.grokfast=ma --set train.grokfast_window=1000000000": [
-        "training takes "
-    ],
-    "train matrix-completion --set model.n_layers=1000000": ["of memory at least, and cpu has"],
     "train matrix-completion --set task.scale=1e300": ["task.scale: "],
     "train matrix-completion --out runs/a@last": ["choose a name without @ and zoo:"],
     "runs import foreign --out run@1": ["choose a name without @ and zoo:"],

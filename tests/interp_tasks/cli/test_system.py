@@ -65,37 +65,12 @@ def test_no_name_reaches_a_terminal_as_it_obeys_it(call, tmp_path, command, form
         assert r"\x1b[31m" in out.replace("\n", "")
 
 
-def test_a_task_that_exits_is_refused(call, tmp_path):
-    """And not exit status 0 with nothing done."""
-    (tmp_path / "mine.py").write_text(
-        "import sys\n"
-        "from tasks import register\n"
-        "from tasks.modular_arithmetic import ModularAddition\n"
-        "@register('exits')\n"
-        "class Exits(ModularAddition):\n"
-        "    def sample(self, *given, **more): sys.exit(0)\n"
-    )
-    small = ["--set", "task.p=5", "--set", "model.d_model=8", "--set", "model.n_heads=2", "--out", "run"]
-    line = refused(call("train", "exits", "--import", "mine.py", *small))
-    assert "mine.py, line 6, in sample, ends the program (SystemExit: 0)" in line
-
-
 def ablate(call, *arguments, seed=0):
     return call("ablation", "--ckpt", f"{ZOO}@post", *SMALL, "--seed", seed, *arguments)
 
 
 def names(folder):
     return sorted(path.name for path in Path(folder).iterdir())
-
-
-def test_a_page_of_an_earlier_result_goes(call, tmp_path):
-    assert ablate(call, "--out", "out", "--plot")[0] == 0
-    (tmp_path / "out" / "heads.html").write_text((tmp_path / "out" / "ablation.html").read_text())
-    (tmp_path / "out" / "mine.txt").write_text("mine")
-    assert ablate(call, "--out", "out", seed=1)[0] == 0
-    assert names("out") == [*FILES, "heads.html", "mine.txt"], "only the page of this command goes"
-    assert ablate(call, "--out", "out", "--plot", seed=1)[0] == 0
-    assert "ablation.html" in names("out")
 
 
 def full_after(monkeypatch, count):

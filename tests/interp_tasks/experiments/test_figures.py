@@ -31,6 +31,10 @@ CASES = {
         lambda: e.drops(MATRIX[0].partition("@")[0]),
         lambda result: [curve.values for curve in result.data["curves"].values()],
     ),
+    "generalisation": (
+        lambda: e.generalisation("zoo:miiii-113-small"),
+        lambda result: [run.finite("accuracy_3")[1][1:] for run in result.data["runs"]],
+    ),
     "attention": (
         lambda: e.attention(ADDITION, samples=N),
         lambda result: [one.mean for one in result.data["maps"].values()],
