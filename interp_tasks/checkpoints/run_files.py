@@ -102,12 +102,15 @@ def stored_steps(run: str | Path) -> list[int]:
 
 
 def parse_json(content: bytes) -> Any:
-    """Parses JSON; a ``ValueError`` for anything else, NaN included."""
+    """Parses JSON; a ``ValueError`` for anything else, NaN and nesting without end included."""
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is no number")
 
-    return json.loads(content.decode(), parse_constant=refuse)
+    try:
+        return json.loads(content.decode(), parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def is_step(value: Any) -> bool:
