@@ -43,6 +43,10 @@ IN_HEAD_OF_ONE = ("variant", "metric", "p_adjusted")
 NUMBERS = ("baseline", "value", "effect", "p_adjusted")
 #: Texts of cells in which there is nothing.
 NOTHING = ("", "–")
+#: A table has no more rows than this of each checkpoint and metric.
+MOST_ROWS = 40
+#: Behind a number.
+INTERVAL = re.compile(r" \[\S+, \S+\]$")
 
 
 @dataclass(frozen=True)
@@ -110,9 +114,10 @@ def print_result(
         ]
         heads, blocks = [[*legend, list(done)]], {"": list(range(len(rows)))}
         cells.insert(0, text_column("ckpt", "checkpoint", [short[str(row["ref"])] for row in rows]))
-    print_blocks(cells, list(blocks.values()), heads)
+    without = print_blocks(cells, list(blocks.values()), heads)
+    left_out = f"No room for intervals of {', '.join(without)}: a wider terminal, or --format csv."
     say()
-    for line in notes:
+    for line in [*notes, *([left_out] if without else [])]:
         say(line, "dim")
 
 
@@ -128,8 +133,8 @@ def text_column(header: str, key: str, texts: Sequence[str], *, right: bool = Fa
 
 def print_blocks(
     columns: Sequence[TextColumn], blocks: Sequence[Sequence[int]], heads: Sequence[Sequence[Sequence[str]]]
-) -> None:
-    """Prints a table, the rows of each block below its head.
+) -> list[str]:
+    """Prints a table, the rows of each block below its head; returns the columns whose intervals had no room.
 
     Args:
         blocks: the numbers of the rows in each.
@@ -139,6 +144,7 @@ def print_blocks(
 
     kept, shared = split_shared_columns(columns, blocks)
     out = console()
+    kept, without = drop_intervals(kept, out.width)
     parts = lay_out(kept, out.width)
     wide = console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
     for at, (block, (*first, last)) in enumerate(zip(blocks, heads, strict=True)):
@@ -166,6 +172,23 @@ def print_blocks(
             for row in rows:
                 table.add_row(*(column.cells[row] for column, _ in part))
             wide.print(table)
+    return without
+
+
+def drop_intervals(columns: Sequence[TextColumn], room: int) -> tuple[list[TextColumn], list[str]]:
+    """Returns the columns with as many intervals as leave each row on one line, and the names of those without.
+
+    Intervals of effects stay; of the others those of the last column go first.
+    """
+    kept, without = list(columns), []
+    for at in reversed(range(len(kept))):
+        one, widths = kept[at], (max(one.longest_word, *map(cell_len, one.cells)) + GAP for one in kept)
+        if one.key != "effect" and any(map(INTERVAL.search, one.cells)) and sum(widths) > room:
+            header = one.header.replace("[95% CI]", "").rstrip()
+            cells = [INTERVAL.sub("", cell) for cell in one.cells]
+            kept[at] = text_column(header, one.key, cells, right=one.right)
+            without.insert(0, " ".join(header.split()))
+    return kept, without
 
 
 def split_shared_columns(
@@ -324,11 +347,15 @@ def print_as(result: Result, format: str, metric: str | None = None, top: int | 
         return
     frame, notes = chosen.frame, list(chosen.notes)
     rows, columns = shown_table(frame)
+    order = rows["effect"].abs().sort_values(ascending=False, kind="stable").index
+    largest = rows.loc[order].groupby(["ref", "metric"], sort=False, dropna=False).head(top or MOST_ROWS)
     if top is not None:
-        order = rows["effect"].abs().sort_values(ascending=False, kind="stable").index
-        largest = rows.loc[order].groupby(["ref", "metric"], sort=False).head(top)
         in_order = {ref: number for number, ref in enumerate(rows["ref"].unique())}
         rows = largest.sort_values("ref", key=lambda refs: refs.map(in_order), kind="stable")
+    elif len(largest) < len(rows):
+        which = ", of the largest effects" if compares else ""
+        notes.append(f"{len(largest)} of {len(rows)} rows{which}: --format csv has all.")
+        rows = largest.sort_index()
     if compares:
         if result.experiment in OF_HEADS and rows["variant"].nunique() == 1:
             # Heads that stand by themselves: "all heads", "heads 0.1"; a choice with a name as it is.

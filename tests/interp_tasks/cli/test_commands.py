@@ -13,7 +13,7 @@ import pytest
 import tasks
 from interp_tasks import experiments
 from interp_tasks.checkpoints import refs
-from interp_tasks.cli import commands
+from interp_tasks.cli import commands, tables
 from interp_tasks.cli.app import LISTED, iterate_commands
 from interp_tasks.cli.terminal import exit_code_of
 from interp_tasks.experiments import every_experiment, experiment_named
@@ -142,6 +142,23 @@ def test_the_largest_effects_are_ranked(call):
     assert [row.split()[0] for row in table] == [row["variant"] for row in largest[:3]]
     both = call("ablation", *asked, "--ckpt", "run@0", "--top", "1", *SMALL)[1].splitlines()
     assert [line.split()[0] for line in both if line.startswith("@") and ":" not in line] == ["@40", "@0"]
+
+
+def test_on_a_narrow_terminal_a_row_is_one_line_and_a_table_has_the_largest_effects(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setattr(tables, "MOST_ROWS", 6)
+    asked = ["lens", "--ckpt", "run@40", *SMALL]
+    rows = json.loads(call(*asked, "--metric", "mse_masked", "--format", "json")[1])
+    smallest_shown = sorted(abs(row["effect"]) for row in rows)[-6]
+    shown = call(*asked)[1]
+    lines = shown.partition("\n\n")[0].splitlines()[-6:]
+    for line, row in zip(lines, (one for one in rows if abs(one["effect"]) >= smallest_shown), strict=True):
+        assert line.startswith(row["variant"])
+        assert line.count("[") == 1
+    assert f"6 of {len(rows)} rows, of the largest effects" in shown
+    assert "No room for intervals of value:" in shown
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "No room" not in call(*asked)[1]
 
 
 #: What a command is asked for, and what the head of its table says of it.
