@@ -195,11 +195,15 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
             "delay": cells.get(("validation", step), {}).get("effect"),
             "then": validation.get(f"validation when train is at {level}"),
             "final": validation.get(FINAL),
-            "order": "" if PAIRS not in validation else order_text(validation[PAIRS], validation[SPREAD]),
+            "pairs": validation.get(PAIRS),
+            "spread": validation.get(SPREAD),
         }
         first: dict[Any, Any] = part.to_dict("records")[0]
-        name = first["run"].removeprefix(prefix)
-        rows.append({**first, **shown, "ref": title, "run": name, "level": level})
+        names = {
+            "run": first["run"].removeprefix(prefix),
+            "variant": first["variant"].removeprefix("order of ").removeprefix("answers "),
+        }
+        rows.append({**first, **shown, **names, "ref": title, "level": level})
     steps = " to ".join(str(step) for step in dict.fromkeys([frame["step"].min(), frame["step"].max()]))
     return pandas.DataFrame(rows).assign(step=steps)
 
@@ -216,7 +220,16 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column("delay", "delay", or_empty("delay", partial(number, significant=3, sign=True))),
         Column(f"validation when train is at {level}", "then", or_empty("then", number)),
         Column("final", "final", or_empty("final", number)),
-        *([Column("order", "order")] if (rows["order"] != "").any() else []),
+        *(
+            [Column("pairs in order", "pairs", or_empty("pairs", ".0%"))]
+            if rows["pairs"].notna().any()
+            else []
+        ),
+        *(
+            [Column("last / first", "spread", or_empty("spread", number))]
+            if rows["spread"].notna().any()
+            else []
+        ),
     ]
 
 
@@ -225,17 +238,12 @@ def step_text(cells: Mapping[Any, Mapping[Any, Any]], split: str, metric: str, l
     row, least, most = (cells.get((split, f"{metric}{end}")) for end in ("", ", smallest", ", largest"))
     if row is None:
         return ""
-    shown = f"not by {row['step']}" if math.isnan(row["value"]) else f"{row['value']:.0f}"
+    shown = f">{row['step']}" if math.isnan(row["value"]) else f"{row['value']:.0f}"
     if least is None or most is None or math.isnan(least["value"]):
         return shown
     share, runs = cells[split, f"reached {level}"]["value"], int(row["n_runs"])
     last = "?" if math.isnan(most["value"]) else f"{most['value']:.0f}"
     return f"{shown} ({least['value']:.0f} to {last}; {share * runs:.0f} of {runs})"
-
-
-def order_text(pairs: float, spread: float) -> str:
-    shown = "no pair to order" if math.isnan(pairs) else f"{pairs:.0%} of pairs in order"
-    return shown if math.isnan(spread) else f"{shown}, last / first {number(spread)}"
 
 
 def figures(result: Result) -> list[Figure]:
