@@ -180,7 +180,8 @@ def drop_intervals(columns: Sequence[TextColumn], room: int) -> tuple[list[TextC
 
     Intervals of effects stay; of the others those of the last column go first.
     """
-    kept, without = list(columns), []
+    kept = list(columns)
+    without: list[str] = []
     for at in reversed(range(len(kept))):
         one, widths = kept[at], (max(one.longest_word, *map(cell_len, one.cells)) + GAP for one in kept)
         if one.key != "effect" and any(map(INTERVAL.search, one.cells)) and sum(widths) > room:
