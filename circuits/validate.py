@@ -46,7 +46,7 @@ def check_renamed_args(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def parse_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
-    """Copies a non-empty batch of examples without padding: [batch pos], or [batch pos ...] of vectors."""
+    """Copies a non-empty batch of examples without padding, [batch pos]."""
     if not isinstance(tokens, np.ndarray | Tensor) and getattr(tokens, "mask", None) is not None:
         if tokens.padded:
             raise CircuitsError(f"{caller}: {name} have padding; give examples of one length")
@@ -55,7 +55,7 @@ def parse_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
 
 
 def parse_tensor(tokens: Any, label: str) -> Tensor:
-    """Returns inputs [batch pos], or [batch pos ...] of vectors, as a tensor, without copying them."""
+    """Returns inputs [batch pos] as a tensor, without copying them."""
     tokens = dense_if_array(tokens, label)
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
         got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__

@@ -23,11 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Intervention, ModelRun, Reference, Step, WeightEdit
 from circuits.interventions.clean_and_edited_runs import check_functions, replacement_for
 from circuits.model.decode_steps import DecodeStep
 from circuits.model.edit_state import EditState, get_edit_state, mark_running_rows, modules_of
-from circuits.model.hooked_model import HookedModel
+from circuits.model.hooked_model import INSIDE, HookedModel
 from circuits.model.hooks import hooks_on
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
@@ -42,10 +43,6 @@ _EMBEDDING, _EMBEDDINGS = -1, ("hook_embed", "hook_pos_embed")
 _Z = KINDS["z"].hook
 #: The sites of a block that come from z on.
 _FROM_Z = ("z", "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post")
-
-
-class NotStacked(Exception):
-    """Why variants that began in one forward run each by itself with plain hooks, in one line."""
 
 
 def reason_not_to_stack(surface: HookedModel, prompts: Prompts) -> str | None:
@@ -191,7 +188,7 @@ def run_stacked(
     """Runs variants together, which come in the order in which they start, those that start at a z last.
 
     Returns their outputs, one after the other, [variant * example pos out]; at `columns` only, where these are given.
-    Raises `NotStacked` for the function of an edit that runs the model.
+    Raises `CircuitsError` for the function of an edit that runs the model.
     """
     model, size, busy = surface.model, len(clean.prompts), False
     starts = [variant.start for variant in variants]
@@ -207,7 +204,7 @@ def run_stacked(
         """Returns an activation of the stack, with the edits of each variant in its own rows."""
         nonlocal busy
         if busy:
-            raise NotStacked("an edit runs the model inside its run")
+            raise CircuitsError(INSIDE)
         # Position embeddings may have one row for all examples.
         stack = stack.expand(size * embedded, *stack.shape[1:]) if hook in _EMBEDDINGS else stack
         pieces = list(stack.split(size))

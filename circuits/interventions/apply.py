@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, overload
@@ -26,7 +26,6 @@ from circuits.interventions.paths import check_edges
 from circuits.model.activation_recording import hold_eval_mode, keep_hooks_last, recording
 from circuits.model.decode_steps import watch_generations
 from circuits.model.edit_state import (
-    editing_block,
     get_edit_state,
     hold_model_exclusively,
     mark_edit_block,
@@ -62,8 +61,8 @@ def plan_steps(interventions: Iterable[Any], surface: HookedModel) -> Plan:
     return tuple(plan)
 
 
-@editing_block
-def intervene(model: nn.Module, *interventions: Intervention) -> Generator[nn.Module, None, None]:
+@contextmanager
+def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[nn.Module]:
     """Runs the model with some edits inside a block.
 
         with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):

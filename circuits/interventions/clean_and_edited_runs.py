@@ -141,10 +141,7 @@ class CleanPassResults:
 
 @dataclass
 class EditedRuns:
-    """The runs of the model under some edits: the current one, and those from within which it was called.
-
-    Clean passes are not among them.
-    """
+    """The runs of the model under some edits, one after the other; clean passes are not among them."""
 
     surface: HookedModel
     references: Mapping[Reference, Tensor]
@@ -153,10 +150,8 @@ class EditedRuns:
     edges: Sequence[EdgePatch] = ()
     #: The number of runs so far.
     count: int = 0
-    # The first one stands for a part of the model that was called alone.
-    runs: list[ModelRun] = field(default_factory=list)
-    #: What is to be checked when each of the runs but the first ends.
-    checks: list[ExitStack] = field(default_factory=list)
+    #: What is to be checked when the run ends.
+    checks: ExitStack = field(default_factory=ExitStack)
     generation: GenerationState = field(default_factory=GenerationState)
     #: The edits, by id, that some run passed without a position of theirs.
     missed: set[int] = field(default_factory=set)
@@ -166,31 +161,26 @@ class EditedRuns:
     received: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.runs.append(ModelRun(self.references, self.state, self.surface.causal))
-
-    @property
-    def run(self) -> ModelRun:
-        return self.runs[-1]
+        # Between runs, a part of the model may be called alone.
+        self.run = self._of_part = ModelRun(self.references, self.state, self.surface.causal)
 
     @property
     def is_model_running(self) -> bool:
         """Whether the model itself runs, and not a part of it that was called alone."""
-        return len(self.runs) > 1
+        return self.run is not self._of_part
 
     def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Starts a run of the model on these inputs, and checks that the edits can act in it."""
         if self.state.suspended:
             return
         # First: `end` follows whatever is raised here.
-        self.runs.append(replace(self.runs[0], given=kwargs, reads={}, known={}))
-        self.checks.append(ExitStack())
+        self.run = replace(self._of_part, given=kwargs, reads={}, known={})
         tokens = self.run.tokens = self.surface.tokens_of(args, kwargs)
-        real = call_padding_mask(self.surface, kwargs, tokens)
-        self.run.decode_step = DecodeStep(real=real)
-        # A run within a run, which a hook starts, is none of those that generate.
-        if len(self.runs) == 2:
-            length = None if tokens is None else tokens.shape[1]
-            self.run.decode_step = self.generation.next(self.surface.model, kwargs, length, real)
+        real, length = (
+            call_padding_mask(self.surface, kwargs, tokens),
+            None if tokens is None else tokens.shape[1],
+        )
+        self.run.decode_step = self.generation.next(self.surface.model, kwargs, length, real)
         self.count += 1
         generates, odd = self.run.decode_step.open, find_nontoken_argument(kwargs, real)
         for write in [*self.writes, *(edge.sender for edge in self.edges)]:
@@ -209,12 +199,12 @@ class EditedRuns:
             raise CircuitsError(
                 f"{self.edges[0].label}: paths are not supported while the model generates, or with {CACHED}"
             )
-        self.checks[-1].enter_context(check_functions(self.surface, self.writes))
+        self.checks.enter_context(check_functions(self.surface, self.writes))
 
     def end(self) -> None:
         if self.is_model_running and not self.state.suspended:
-            self.runs.pop()
-            self.checks.pop().close()
+            self.run = self._of_part
+            self.checks.close()
 
 
 def check_functions(surface: HookedModel, writes: Iterable[ActivationEdit]) -> AbstractContextManager[None]:

@@ -43,8 +43,8 @@ class FunctionSet:
     described: Mapping[str, Any] = field(compare=False)
 
     @cached_property
-    def _row_of(self) -> dict[Any, int]:
-        return {_key(row): number for number, row in enumerate(self.examples.tensor.tolist())}
+    def _row_of(self) -> dict[tuple[int, ...], int]:
+        return {tuple(row): number for number, row in enumerate(self.examples.tensor.tolist())}
 
     @cached_property
     def gram_pinv(self) -> Tensor:
@@ -54,7 +54,7 @@ class FunctionSet:
 
     def values_at(self, tokens: Tensor) -> Tensor:
         """Returns the functions at a run's examples, [batch function]; refuses examples that were not fitted."""
-        rows = [self._row_of.get(_key(row), -1) for row in tokens.tolist()]
+        rows = [self._row_of.get(tuple(row), -1) for row in tokens.tolist()]
         if -1 in rows:
             number = rows.index(-1)
             raise CircuitsError(
@@ -62,10 +62,6 @@ class FunctionSet:
                 f"{list(self.examples.shape)}"
             )
         return self.values.tensor[rows]
-
-
-def _key(row: Any) -> Any:
-    return tuple(map(_key, row)) if isinstance(row, list) else row
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ class RemoveFitted(Replacement):
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns the activation without its fitted part, or with that part alone."""
         tokens = context.run.tokens
-        if tokens is None or tokens.is_floating_point():
+        if tokens is None:
             raise CircuitsError(
                 f"{context.write.label}: call the whole model with a tensor of tokens, which tell its examples"
             )
@@ -127,8 +123,7 @@ def fourier_functions(
     if outside := [position for position in coords if not -tokens.shape[1] <= position < tokens.shape[1]]:
         raise CircuitsError(f"{caller}: no position {outside[0]}: the grid has 0-{tokens.shape[1] - 1}")
     x = tokens[:, list(coords)]
-    ids = not tokens.is_floating_point() and tokens.ndim == 2
-    in_range = ids and int(x.min()) >= 0 and int(x.max()) < period
+    in_range = int(x.min()) >= 0 and int(x.max()) < period
     different = len(x.unique(dim=0))
     if not in_range or not len(x) == different == size:
         raise CircuitsError(

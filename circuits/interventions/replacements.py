@@ -263,9 +263,6 @@ class FromFunction(Replacement):
         # A copy, so that a function that works in place does not reach the entries that are to stay.
         try:
             new = dense_if_array(self.function(current.clone()), f"{context.write.label}: the function")
-        except RecursionError as error:
-            message = f"{context.write.label}: the function runs the model that it edits, without end"
-            raise CircuitsError(message) from error
         except TypeError as error:
             if getattr(error.__traceback__, "tb_next", None):  # of what it does, not of the call
                 raise

@@ -1,8 +1,8 @@
-"""Records the activations of our own passes, without those of runs that a user's hook starts inside them."""
+"""Records the activations of our own passes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -51,23 +51,10 @@ def hold_eval_mode(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def listen_at_hooks(surface: HookedModel, functions: Iterable[tuple[str, Function]]) -> Iterator[None]:
     """Calls each function with the activation at its hook, in the order given, as `HookedModel.on_forward` does."""
-    depth = 0
-
-    def count_run_start(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        nonlocal depth
-        depth += 1
-
-    def count_run_end() -> None:
-        nonlocal depth
-        depth = max(0, depth - 1)
-
-    def outermost(function: Function, activation: Tensor) -> Tensor | None:
-        return function(activation) if depth == 1 else None
-
     with ExitStack() as stack:
-        stack.callback(surface.on_run(count_run_start, count_run_end).remove)
+        stack.callback(surface.on_run().remove)
         for hook, function in functions:
-            stack.callback(surface.on_forward(hook, partial(outermost, function)).remove)
+            stack.callback(surface.on_forward(hook, function).remove)
         yield
 
 

@@ -295,9 +295,7 @@ def _to_bridge_arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Converts the wrapped model's arguments into those of the bridge: the inputs, and all arguments by name."""
     given = bind_arguments(type(wrapped).forward, args, kwargs)
-    vectors = given.pop("inputs_embeds", None)
-    tokens = given.get("input_ids", args[0] if args else None)
-    return (tokens if vectors is None else vectors,), given
+    return (given.get("input_ids", args[0] if args else None),), given
 
 
 def _inner(component: Any) -> Any:

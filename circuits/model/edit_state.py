@@ -5,39 +5,16 @@ original weights, the hooks that are on it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import _GeneratorContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-
-P = ParamSpec("P")
-
-
-class Block(_GeneratorContextManager[nn.Module]):
-    """A block of `intervene` or `splice`, which is entered once."""
-
-    def __enter__(self) -> nn.Module:
-        if not hasattr(self, "args"):  # contextlib deletes them
-            name = getattr(self.gen, "__name__", "intervene")
-            raise CircuitsError(f"{name}: a block is entered once; call {name} again for another")
-        return super().__enter__()
-
-
-def editing_block(function: Callable[P, Generator[nn.Module, None, None]]) -> Callable[P, Block]:
-    """Decorates a generator function that edits a model up to its yield, and undoes that after it."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> Block:
-        return Block(function, args, kwargs)
-
-    return call
 
 
 @dataclass

@@ -43,6 +43,7 @@ from circuits.model.supported import (
 SUPPORTED = ("HookedTransformer", BRIDGE)
 
 Begin = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
+INSIDE = "a hook, or the function of an edit, runs the model inside its run; call it before, and keep what it gives"
 
 
 class HookedModel:
@@ -224,23 +225,12 @@ class HookedModel:
 
         Negative ids would count from the end of the table.
         """
-        if tokens.is_floating_point() and tokens.ndim == 3 and self.bridged:
-            if tokens.shape[2] != self.sizes["d_model"]:
-                raise CircuitsError(
-                    f"{what} are vectors {list(tokens.shape)}; the model's have {self.sizes['d_model']} entries"
-                )
-        elif (
-            tokens.ndim != 2
-            or tokens.dtype == torch.bool
-            or tokens.is_floating_point()
-            or tokens.is_complex()
-        ):
+        if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
             dtype = str(tokens.dtype).removeprefix("torch.")
             raise CircuitsError(f"{what} [batch pos] are whole numbers, got {dtype} {list(tokens.shape)}")
-        else:
-            d_vocab, low, high = self._setting("d_vocab"), int(tokens.min()), int(tokens.max())
-            if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
-                raise CircuitsError(f"{what} are {low} to {high}; the model has ids 0-{d_vocab - 1}")
+        d_vocab, low, high = self._setting("d_vocab"), int(tokens.min()), int(tokens.max())
+        if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
+            raise CircuitsError(f"{what} are {low} to {high}; the model has ids 0-{d_vocab - 1}")
         # The tables of positions and rotations and the causal mask all have this length.
         longest = self._setting("n_ctx")
         if isinstance(longest, int) and tokens.shape[1] > longest:
@@ -372,13 +362,30 @@ class HookedModel:
                 f"hand (compared: {served}); use patch.activations, or circuits.unchecked(model)"
             )
 
-    def on_run(self, begin: Begin, end: Callable[[], None] = lambda: None) -> Handle:
-        """Calls `begin(args, kwargs)` whenever the whole model starts to run, and `end()` when it has ended or failed.
+    def on_run(
+        self, begin: Begin = lambda args, kwargs: None, end: Callable[[], None] = lambda: None
+    ) -> Handle:
+        """Calls `begin(args, kwargs)` whenever the whole model starts to run, and `end()` when it has ended or failed;
+        refuses a hook that runs the model inside a run.
 
-        kwargs are all arguments by name, those in `args` too. Runs may be nested: a hook may call the model.
+        kwargs are all arguments by name, those in `args` too.
         """
-        started = Revocable(begin, self.model)
-        over = Revocable(end, self.model, ignores_others=True)
+        running = False
+
+        def start(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            nonlocal running
+            if running:
+                raise CircuitsError(INSIDE)
+            running = True
+            begin(args, kwargs)
+
+        def stop() -> None:
+            nonlocal running
+            running = False
+            end()
+
+        started = Revocable(start, self.model)
+        over = Revocable(stop, self.model, ignores_others=True)
         if self._bridge is not None:
             started.handles = (over, self._bridge.on_run(started, over))
             return started

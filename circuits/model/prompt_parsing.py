@@ -171,7 +171,7 @@ def _parse_token_row(given: Any, index: int, what: str) -> Tensor:
 
 def _token_strings(surface: HookedModel, tokens: Tensor, mask: Tensor | None) -> Words | None:
     decode = getattr(getattr(surface.model, "tokenizer", None), "decode", None)
-    if decode is None or tokens.is_floating_point() or tokens.ndim != 2:
+    if decode is None:
         return None
     kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.to(tokens.device).bool()
     rows = [row[own].tolist() for row, own in zip(tokens, kept, strict=True)]
@@ -185,7 +185,7 @@ def _padding_at(surface: HookedModel, tokens: Tensor, side: str, spare: str | No
     """
     tokenizer: Any = getattr(surface.model, "tokenizer", None)
     pad = getattr(tokenizer, "pad_token_id", None)
-    if pad is None or tokens.ndim != 2 or tokens.is_floating_point():
+    if pad is None:
         return None
     at = tokens == int(pad)
     at = (at if side == "left" else at.flip(1)).int().cumprod(1).bool()

@@ -20,7 +20,7 @@ class Prompts:
     """Inputs of a model, a row each, with the mask of their padding. Never changes; compared by content.
 
     Attributes:
-        tokens: ids [batch pos], or vectors [batch pos d] for models that take them.
+        tokens: ids [batch pos].
         mask: bool [batch pos], true at tokens and false at padding, which stands before or after a row's tokens; None
             where nothing is known of padding, and all are taken for tokens.
         words: by row, the text of each of its tokens, padding left out; None without a tokenizer.

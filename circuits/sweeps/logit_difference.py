@@ -232,7 +232,7 @@ def _answer_first_token_ids(
     pairs: list[tuple[Answer, ...]], surface: HookedModel, prompts: Prompts, lengths: list[int]
 ) -> list[tuple[Answer, ...]]:
     """Returns the answers of each example as ids: of a text, its first token after so many of the prompt's."""
-    if getattr(surface.model, "tokenizer", None) is None or prompts.tokens.is_floating_point():
+    if getattr(surface.model, "tokenizer", None) is None:
         raise CircuitsError(f"{CALLER}: answers that are texts need the model's tokenizer; give token ids")
     found: list[tuple[Answer, ...]] = []
     for row, (pair, length) in enumerate(zip(pairs, lengths, strict=True)):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.engine.stacked_forward import NotStacked, Variant, clean_pass, reason_not_to_stack, run_stacked
+from circuits.engine.stacked_forward import Variant, clean_pass, reason_not_to_stack, run_stacked
 from circuits.errors import CircuitsError, format_value, prefix_error_messages
 from circuits.interventions.apply import attach_plan, needed_references, plan_steps
 from circuits.interventions.base import Intervention
@@ -179,12 +179,7 @@ class ModelSweep:
         for first in range(0, len(stacked), width):
             indices = stacked[first : first + width]
             together = [self.variants[index] for index in indices]
-            try:
-                outputs = run_stacked(self.surface, clean, together, columns).unflatten(0, (len(indices), -1))
-            except NotStacked as reason:
-                for one in together:
-                    one.alone = str(reason)
-                continue
+            outputs = run_stacked(self.surface, clean, together, columns).unflatten(0, (len(indices), -1))
             for index, one, output in zip(indices, together, outputs, strict=True):
                 if one.unseen:  # by itself, it is an error that says why
                     self._measure_alone(index)

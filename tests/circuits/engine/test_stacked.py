@@ -141,16 +141,3 @@ def test_reasons_to_run_alone(make_model, hooked_only):
     model.cfg.positional_embedding_type = "standard"
     model.embed.__class__ = type("Mine", (type(model.embed),), {"__module__": "mine"})
     assert "its class Mine is not the library's" in reason()
-
-
-def test_an_edit_that_runs_the_model_runs_alone(make_model, hooked_only):
-    model, tokens = make_model(0, hooked_only), TOKENS
-
-    def running(z):
-        with torch.no_grad():
-            return z + 0.01 * model(tokens[:1]).square().mean() if len(z) > 1 else z
-
-    variants = {"running": edit("z.1", running), "0.1": ablate.zero("0.1")}
-    found, alone = (sweep(model, tokens, variants, metric, engine=engine) for engine in ("auto", "naive"))
-    assert found.settings["naive"] == dict.fromkeys(variants, "an edit runs the model inside its run")
-    np.testing.assert_array_equal(found.frame["value"], alone.frame["value"])
