@@ -41,7 +41,7 @@ from circuits.validate import (
     check_renamed_args,
     is_whole,
     parse_choice,
-    parse_indices,
+    parse_frequencies,
     parse_seed,
     parse_tokens,
 )
@@ -299,12 +299,7 @@ def frequencies(
     place = parse_place(site, heads, caller)
     if not is_whole(period, 2):
         raise CircuitsError(f"{caller}: period={period!r}; give a whole number of at least 2")
-    chosen = parse_indices(keys, caller, "keys") or ()
-    outside = [key for key in chosen if not 1 <= key <= period // 2]
-    if outside or not chosen:
-        raise CircuitsError(
-            f"{caller}: keys are frequencies from 1 to {period // 2} for period {period}; got {keys!r}"
-        )
+    chosen = parse_frequencies(keys, int(period), caller)
     coordinate_positions = parse_keys(coords, caller, "coords")
     if coordinate_positions is None:
         raise CircuitsError(f"{caller}: coords are the positions of the coordinates; got None")

@@ -7,7 +7,6 @@ C_i = 1, so that the value is the mean. Where ΣC = 0 there is nothing to averag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -59,30 +58,11 @@ def _swaps(rng: np.random.Generator, count: int, examples: int) -> np.ndarray:
     return rng.integers(0, 2, size=(count, examples))
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Columns of a table, each an array [series]; series 0 is the unedited model, with effects of 0, ratios of 1.
-
-    `null_effect` marks series in which not one example changed.
-    """
-
-    value: np.ndarray
-    value_ci_low: np.ndarray
-    value_ci_high: np.ndarray
-    effect: np.ndarray
-    effect_ci_low: np.ndarray
-    effect_ci_high: np.ndarray
-    ratio: np.ndarray
-    ratio_ci_low: np.ndarray
-    ratio_ci_high: np.ndarray
-    p_value: np.ndarray
-    null_effect: np.ndarray
-
-
 def summarise(
     sums: np.ndarray, counts: np.ndarray, seed: int, draws: int, flips: int, level: float
-) -> Summary:
-    """Computes value, interval, paired effect, ratio and p-value of each series; inputs are [series examples].
+) -> dict[str, np.ndarray]:
+    """Returns columns of a table, each an array [series]: value, interval, paired effect, ratio and p-value. Inputs are
+    [series examples]; series 0 is the unedited model, with effects of 0, ratios of 1.
 
     Intervals are percentile bootstrap over examples. One resample serves all series, so that effects and
     ratios are paired; a resample that holds no entry at all (ΣC = 0) is left out. With fewer than two examples there
@@ -103,9 +83,19 @@ def summarise(
     p_value = sign_flip_p_values(sums, counts, seed, flips)
     # Changes that cancel in the mean are an effect of 0, not none.
     same = (sums == sums[0]).all(1) & (counts == counts[0]).all(1) & counts[0].any()
-    return Summary(
-        value, low, high, effect, effect_low, effect_high, share, share_low, share_high, p_value, same
-    )
+    return {
+        "value": value,
+        "value_ci_low": low,
+        "value_ci_high": high,
+        "effect": effect,
+        "effect_ci_low": effect_low,
+        "effect_ci_high": effect_high,
+        "ratio": share,
+        "ratio_ci_low": share_low,
+        "ratio_ci_high": share_high,
+        "p_value": p_value,
+        "null_effect": same,
+    }
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:

@@ -73,8 +73,8 @@ class Snapshot:
 
 
 def dense_if_array(given: Any, label: str) -> Any:
-    """Returns an array or tensor as a dense tensor that has values; another sequence, such as a column of `datasets`,
-    as a list; anything else unchanged.
+    """Returns an array or tensor as a tensor; another sequence, such as a column of `datasets`, as a list; anything
+    else unchanged.
 
     It is copied only where torch cannot read an array in place: backwards, write-protected or in foreign byte order.
     """
@@ -92,16 +92,10 @@ def dense_if_array(given: Any, label: str) -> Any:
             raise CircuitsError(
                 f"{label}: torch has no numbers of {given.dtype}, which the array holds"
             ) from error
-    if isinstance(given, Tensor):
-        kinds = {"sparse": given.layout != torch.strided, "nested": given.is_nested}
-        kinds |= {"quantized": given.is_quantized, "meta": given.is_meta}
-        if any(kinds.values()):
-            kind = next(name for name, is_kind in kinds.items() if is_kind)
-            raise CircuitsError(f"{label}: got a {kind} tensor; give a dense one that has values")
-        if given.is_inference():
-            # Autograd refuses tensors made under torch.inference_mode, even as ids.
-            with torch.inference_mode(False):
-                return given.clone()
+    if isinstance(given, Tensor) and given.is_inference():
+        # Autograd refuses tensors made under torch.inference_mode, even as ids.
+        with torch.inference_mode(False):
+            return given.clone()
     return given
 
 

@@ -98,6 +98,17 @@ def parse_indices(given: Any, caller: str, name: str, least: int | None = 0) -> 
     return tuple(dict.fromkeys(map(int, found)))
 
 
+def parse_frequencies(keys: Any, period: int, caller: str, least: int = 1) -> tuple[int, ...]:
+    """Returns frequencies, each once; refuses those that the period has not, and fewer than `least`."""
+    given = keys.tolist() if hasattr(keys, "tolist") else keys
+    given = list(given) if isinstance(given, Iterable) else [given]
+    if len(given) < least or not all(is_whole(key, 1) and key <= period // 2 for key in given):
+        raise CircuitsError(
+            f"{caller}: keys are frequencies from 1 to {period // 2} for period {period}; got {given}"
+        )
+    return tuple(dict.fromkeys(map(int, given)))
+
+
 def stringify_keys(given: Mapping[Any, Any], caller: str, kind: str) -> dict[str, Any]:
     """Returns the values by the text of their names, as tables have them; refuses two names of one text."""
     texts: dict[str, Any] = {}
@@ -116,18 +127,6 @@ def parse_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> 
             f"{caller}: {name}={format_value(value)}; choose from {', '.join(map(repr, choices))}"
         )
     return str(value)
-
-
-def call_make(
-    make: Any, caller: str, items: tuple[Any, ...] = (), arguments: Iterable[tuple[str, Any]] = ()
-) -> Any:
-    """Returns `make(*items, **arguments)`, after checking that `make` takes these arguments."""
-    if not callable(make):
-        raise CircuitsError(f"{caller}: make must be a function that returns an intervention, got {make!r}")
-    named = dict(pairs := tuple(arguments))
-    if len(named) < len(pairs):
-        raise CircuitsError(f"{caller}: an axis is given as an argument, too")
-    return make(*items, **named)
 
 
 def parse_draws(draws: Any, caller: str) -> int:

@@ -59,7 +59,6 @@ class PatchSetup:
         """
         surface = HookedModel(model)
         prompts = parse_prompts(surface, base, caller, "base")
-        surface.check_prompts(prompts, f"{caller}: base tokens")
         other = parse_source(source, prompts, surface, how, caller)
         measured = Metric.of(metric, batch, (surface, prompts), caller, default=top_two_logit_diff)
         return cls(caller, surface, prompts, other, measured, how)

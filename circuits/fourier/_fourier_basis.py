@@ -16,7 +16,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError, format_value
 from circuits.fourier_waves import cos_sin, wave_products
 from circuits.tensors import dense_if_array, parse_numbers
-from circuits.validate import is_whole, parse_tensor, stringify_keys
+from circuits.validate import is_whole, parse_frequencies, parse_tensor, stringify_keys
 
 
 def basis(period: int) -> Float[Tensor, "period period"]:
@@ -173,14 +173,10 @@ def components(grid: Grid, keys: Sequence[int]) -> Float[Tensor, "cells function
     sides of the grid must have the same length, the period.
     """
     period = grid.sizes[0]
-    keys = list(dict.fromkeys([keys] if isinstance(keys, int) else keys))
-    is_frequency = [is_whole(key, 1) and key <= period // 2 for key in keys]
-    if set(grid.sizes) != {period} or not keys or not all(is_frequency):
-        raise CircuitsError(
-            f"fourier.components: needs a grid with equal sides and keys from 1 to half a side; got sides "
-            f"{list(grid.sizes)}, keys {keys}"
-        )
-    functions = [wave_products(grid.coordinates(), int(key), period) for key in keys]
+    if set(grid.sizes) != {period}:
+        raise CircuitsError(f"fourier.components: needs a grid with equal sides; got {list(grid.sizes)}")
+    chosen = parse_frequencies(keys, period, "fourier.components")
+    functions = [wave_products(grid.coordinates(), key, period) for key in chosen]
     return torch.cat(functions, 1) / math.sqrt(grid.cells)
 
 

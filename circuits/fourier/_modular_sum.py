@@ -14,7 +14,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.fourier_waves import cos_sin, wave_products
 from circuits.tensors import parse_numbers
-from circuits.validate import is_whole
+from circuits.validate import is_whole, parse_frequencies
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,7 +51,7 @@ class CosineFit:
     def fitted(self, keys: Iterable[int]) -> Float[Tensor, "input class"]:
         """Returns the fit by the mean and the cosines of some frequencies."""
         curve = self.coefficients[0].expand(len(self.by_difference)).clone()
-        for key in _parse_keys(keys, len(self.by_difference), "CosineFit"):
+        for key in parse_frequencies(keys, len(self.by_difference), "CosineFit", 0):
             curve += self.coefficients[key] * self._cosine_table[key]
         return curve[self.difference]
 
@@ -66,7 +66,7 @@ class CosineFit:
         period = len(self.by_difference)
         explained_sum = sum(
             float(self.coefficients[key]) ** 2 * (1.0 if 2 * key == period else 0.5)
-            for key in _parse_keys(keys, period, "CosineFit")
+            for key in parse_frequencies(keys, period, "CosineFit", 0)
         )
         return explained_sum / total if total > 0 else 0.0
 
@@ -172,18 +172,8 @@ class ModularSum:
         difference = (remainders[:, None] - torch.arange(self.period, device=logits.device)) % self.period
         return CosineFit(logits.gather(1, difference).mean(0), difference, logits)
 
-    def _checked(self, keys: Sequence[int]) -> list[int]:
-        return _parse_keys(keys, self.period, "ModularSum", least=1)
-
-
-def _parse_keys(keys: Iterable[int], period: int, caller: str, least: int = 0) -> list[int]:
-    """Returns frequencies, each once; refuses those that the period has not, and fewer than `least`."""
-    given = list(keys) if isinstance(keys, Iterable) else [keys]
-    if len(given) < least or not all(is_whole(key, 1) and key <= period // 2 for key in given):
-        raise CircuitsError(
-            f"{caller}: keys are frequencies from 1 to {period // 2} for period {period}; got {given}"
-        )
-    return list(dict.fromkeys(map(int, given)))
+    def _checked(self, keys: Sequence[int]) -> tuple[int, ...]:
+        return parse_frequencies(keys, self.period, "ModularSum")
 
 
 def share(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, overload
@@ -21,7 +21,7 @@ from circuits.interventions.base import (
     WeightEdit,
 )
 from circuits.interventions.clean_and_edited_runs import CleanPassResults, EditedRuns, make_edit_hook
-from circuits.interventions.edge_hooks import patched_edges
+from circuits.interventions.edge_hooks import EdgeHooks
 from circuits.interventions.paths import check_edges
 from circuits.model.activation_recording import hold_eval_mode, keep_hooks_last, recording
 from circuits.model.decode_steps import watch_generations
@@ -32,6 +32,7 @@ from circuits.model.edit_state import (
     parameters_replaced,
 )
 from circuits.model.hooked_model import HookedModel
+from circuits.model.hooks import Handle
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site, closest_sites
@@ -104,7 +105,10 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
     writes = [step for step in plan if isinstance(step, ActivationEdit)]
     weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
     edges = [step for step in plan if isinstance(step, EdgePatch)]
-    call = EditedRuns(surface, references.results, get_edit_state(surface.model), writes, edges)
+    state = get_edit_state(surface.model)
+    if edges and state.has_paths:
+        raise CircuitsError(f"{edges[0].label}: a block around it has paths; give all to one block")
+    call = EditedRuns(surface, references.results, state, writes, edges)
     fired: set[int] = set()
     with ExitStack() as stack:
         if plan:
@@ -117,13 +121,17 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
         for index, write in enumerate(writes):
             hook_function = make_edit_hook(write, call, partial(fired.add, index))
             stack.callback(surface.on_forward(write.hook, hook_function).remove)
-        readers = [
-            (hook, partial(_store_read_activation, call, write, name))
+        last: list[Callable[[], Handle]] = [
+            partial(surface.on_forward, hook, partial(_store_read_activation, call, write, name))
             for write in writes
             for name, hook in write.replacement.hooks_read(write).items()
         ]
-        stack.enter_context(keep_hooks_last(surface, readers))
-        stack.enter_context(patched_edges(surface, call))
+        if edges:
+            # Behind every edit, so that they see what the edits leave.
+            last += EdgeHooks(surface, call).hooks()
+            state.has_paths = True
+            stack.callback(setattr, state, "has_paths", False)
+        stack.enter_context(keep_hooks_last(surface.model, last))
         yield
     # Only reached when the body raised nothing, and with every hook already off.
     missed, end = call.missed - call.reached, call.generation.end
@@ -219,7 +227,6 @@ def run_prompts(
 ) -> tuple[Any, Activations]:
     """Returns what `run` does, and whatever the model computes at padding."""
     surface = HookedModel(model)
-    surface.check_prompts(prompts, "run: tokens")
     if cache is not None and (not isinstance(cache, str | Site | Iterable) or isinstance(cache, Tensor)):
         raise CircuitsError(f'cache: give sites such as "z" or a list of them, got {cache!r}')
     sites = [] if cache is None else [cache] if isinstance(cache, str | Site) else list(cache)

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch
@@ -27,7 +26,7 @@ from circuits.interventions.clean_and_edited_runs import EditedRuns, replacement
 from circuits.interventions.paths import BY_HEAD, order_of, receiver_site_order, receiving_heads
 from circuits.interventions.replacements import FromTensors, Zero
 from circuits.model.hooked_model import HookedModel
-from circuits.model.hooks import Handle, Handles
+from circuits.model.hooks import Handle
 from circuits.model.projections import OUTPUTS, Projections, check_recomputed
 from circuits.model.sites import KINDS
 from circuits.tensors import Span
@@ -86,7 +85,6 @@ class EdgeHooks:
         self._through_mlps = call.edges[0].through == "mlps"
         self._senders: list[EdgePatch] = []  # by number, an edge from each
         self._at: dict[str, list[int]] = {}  # by hook, the senders there
-        self._handle = Handles()
         groups: dict[Place, set[int]] = {}
         # By place, its order and the label of one of the edges there.
         places: dict[Place, tuple[int, str]] = {}
@@ -119,9 +117,8 @@ class EdgeHooks:
             self._last[group] = max(order, self._last.get(group, order))
             self._labels[group] = label
 
-    def register(self) -> None:
-        """Puts hooks onto every place where senders' changes arise, pass on or are received, anew where they are on."""
-        self.remove()
+    def hooks(self) -> list[Callable[[], Handle]]:
+        """Returns what puts a hook onto each place where senders' changes arise, pass on or are received."""
         functions: list[tuple[str, Callable[[EdgeRunState, Tensor], Tensor | None]]] = [
             (hook, partial(self._at_embedding, hook)) for hook in ("hook_embed", "hook_pos_embed")
         ]
@@ -136,19 +133,16 @@ class EdgeHooks:
                 (hook_at("mlp_out", layer), partial(self._collect_output_changes, "mlp_out", layer)),
                 (hook_at("resid_post", layer), partial(self._at_resid_post, layer)),
             ]
-        handles: list[Handle] = [
-            self._surface.on_input(hook, partial(self._in_run, function))
+        put_on: list[Callable[[], Handle]] = [
+            partial(self._surface.on_input, hook, partial(self._in_run, function))
             for hook, function in functions
             if hook in self._surface.hooks
         ]
         for layer in range(self._surface.n_layers):
             if (hook_at("mlp_pre", layer), None) in self._groups:
                 function = partial(self._in_run, partial(self._replace_mlp_input, layer))
-                handles.append(self._surface.on_mlp_input(layer, function))
-        self._handle = Handles(*handles)
-
-    def remove(self) -> None:
-        self._handle.remove()
+                put_on.append(partial(self._surface.on_mlp_input, layer, function))
+        return put_on
 
     def _in_run(self, function: Callable[[EdgeRunState, Tensor], Tensor | None], x: Tensor) -> Tensor | None:
         """Calls a hook function with the run under way, unless it is none of ours, or modules are called aside."""
@@ -486,27 +480,3 @@ def _slice_or_list(indices: Sequence[int]) -> slice | list[int]:
     """Returns an index of these rows: a slice, which copies nothing, where one follows the other."""
     run = slice(indices[0], indices[0] + len(indices))
     return run if list(indices) == list(range(run.start, run.stop)) else list(indices)
-
-
-# The patched edges of open blocks by model. Not part of its `EditState`, which a copy of the model would take along.
-_open: WeakKeyDictionary[nn.Module, EdgeHooks] = WeakKeyDictionary()
-
-
-@contextmanager
-def patched_edges(surface: HookedModel, call: EditedRuns) -> Iterator[None]:
-    """Patches the edges of these runs inside the block, behind every edit, so that they see what the edits leave; those
-    of a block around it go behind its edits too.
-    """
-    outer = _open.get(surface.model)
-    if outer is not None and call.edges:
-        raise CircuitsError(f"{call.edges[0].label}: a block around it has paths; give all to one block")
-    hooks = EdgeHooks(surface, call) if call.edges else outer
-    try:
-        if hooks is not None:
-            hooks.register()
-            _open[surface.model] = hooks
-        yield
-    finally:
-        if hooks is not None and call.edges:
-            hooks.remove()
-            _open.pop(surface.model, None)

@@ -42,8 +42,6 @@ class Place:
                 f"site {self.site} has no head axis, so heads {self.heads} cannot be edited there; "
                 "heads are edited at z, q, k, v, scores and pattern"
             )
-        if self.neurons is not None and self.site.kind.unit is None:
-            raise CircuitsError(f"site {self.site} has no neurons; they are edited at mlp_pre and mlp_post")
 
     def resolve(self, surface: HookedModel) -> list[tuple[int | None, str, tuple[int, ...] | None]]:
         """Returns (layer, hook, head indices or None for the whole tensor) for each hook."""

@@ -14,7 +14,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention
 from circuits.model.heads import Head, KeyValueGroup
 from circuits.tensors import Snapshot, dense_if_array
-from circuits.validate import call_make, is_whole, parse_seed
+from circuits.validate import is_whole, parse_seed
 
 
 def grid(
@@ -50,7 +50,7 @@ def grid(
         if name in interventions:
             raise CircuitsError(f"grid: two combinations are called {name!r}; axes must hold different items")
         chosen = {axis: value for axis, (_, value) in zip(axes, combination, strict=True)}
-        interventions[name] = call_make(make, "grid", (), [*chosen.items(), *arguments.items()])
+        interventions[name] = make(**chosen, **arguments)
     return interventions
 
 
@@ -109,7 +109,7 @@ def draws(make: Callable[[int], Intervention], count: int, seed: int = 0) -> Dra
     if not is_whole(count, 1):
         raise CircuitsError(f"draws: count={count!r}; give the number of draws, at least 1")
     children = np.random.SeedSequence(parse_seed(seed, "draws")).generate_state(int(count), np.uint64) >> 1
-    interventions = tuple(call_make(make, "draws", (int(child),)) for child in children)
+    interventions = tuple(make(int(child)) for child in children)
     if not all(isinstance(one, Intervention) for one in interventions):
         raise CircuitsError(f"draws: make(seed) makes an intervention; got {type(interventions[0]).__name__}")
     return Draws(interventions)

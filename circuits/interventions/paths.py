@@ -11,7 +11,6 @@ from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention,
 from circuits.interventions.edits import Edit, Place
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site
-from circuits.tensors import Snapshot
 
 
 @dataclass(frozen=True)
@@ -134,9 +133,9 @@ def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
         raise CircuitsError(
             f"{edges[0].label}: the paths of one run have one through=, here there are {' and '.join(map(repr, ways))}"
         )
-    # By part of a sender and receiving hook, the edges there with their heads; by part, those into a stream.
-    known: dict[tuple[object, ...], list[tuple[EdgePatch, set[int | None]]]] = {}
-    streams: dict[object, list[tuple[EdgePatch, int]]] = {}
+    # By part of a sender and receiving head, the edge there; by part, the first stream that receives, and its order.
+    known: dict[tuple[object, ...], EdgePatch] = {}
+    streams: dict[object, tuple[EdgePatch, int]] = {}
     for edge in edges:
         if edge.sender.kind.name == "pos_embed" and "pos_embed" not in surface.embeddings:
             raise CircuitsError(
@@ -144,20 +143,18 @@ def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
                 'and keys read; edit it with edit("pos_embed", ...)'
             )
         order = order_of(edge.receiver.kind.name, edge.receiver.layer, receivers)
-        heads = set(receiving_heads(edge.receiver, surface))
         for part in _sender_components(edge.sender, surface):
-            there = known.setdefault((part, edge.receiver.hook), [])
-            others = [other for other, theirs in there if heads & theirs]
+            places = [(part, edge.receiver.hook, head) for head in receiving_heads(edge.receiver, surface)]
+            others = [known[place] for place in places if place in known]
             # All later receivers read a stream that receives, so the sender reaches them through it.
-            others += [other for other, before in streams.get(part, ()) if before < order]
-            for other in others:
-                if not _have_disjoint_positions(edge, other):
-                    raise CircuitsError(
-                        f"{edge.label}: an edge is patched twice, by {other.label} too; give each edge one source"
-                    )
-            there.append((edge, heads))
+            others += [stream for stream, before in [streams.get(part, (edge, order))] if before < order]
+            if others:
+                raise CircuitsError(
+                    f"{edge.label}: an edge is patched twice, by {others[0].label} too; give each edge one source"
+                )
+            known |= dict.fromkeys(places, edge)
             if edge.receiver.kind.name == "resid_post":
-                streams.setdefault(part, []).append((edge, order))
+                streams.setdefault(part, (edge, order))
 
 
 def _sender_components(
@@ -176,15 +173,3 @@ def receiving_heads(receiver: Receiver, surface: HookedModel) -> Iterable[int | 
     if receiver.kind.name not in BY_HEAD:
         return (None,)
     return range(surface.head_count(receiver.kind)) if receiver.heads is None else receiver.heads
-
-
-def _have_disjoint_positions(one: EdgePatch, other: EdgePatch) -> bool:
-    """Tells whether two patches of one edge are sure to be at different positions."""
-    first, second = one.sender.positions, other.sender.positions
-    if isinstance(first, tuple) and isinstance(second, tuple):
-        # The length is unknown without a run, so a negative position may be any of the others.
-        same_end = min(*first, *second) >= 0 or max(*first, *second) < 0
-        return same_end and not set(first) & set(second)
-    if isinstance(first, Snapshot) and isinstance(second, Snapshot) and first.shape == second.shape:
-        return not bool((first.tensor.cpu() & second.tensor.cpu()).any())
-    return False

@@ -503,7 +503,6 @@ def parse_source(source: Any, base: Prompts, surface: HookedModel, how: Any, cal
             raise CircuitsError(f'{caller}: how="zero" has no source; give source=None')
         return None
     source = parse_prompts(surface, source, caller, "source")
-    surface.check_prompts(source, f"{caller}: source tokens")
     if how == "resample":
         check_pair(base, source, caller)
         return source.like(base)

@@ -28,7 +28,7 @@ from circuits.model.sites import Site
 from circuits.model.types import BatchLike, Figure, MetricLike, PositionsLike, TokensLike
 from circuits.statistics import LEVEL, summarise
 from circuits.sweeps.metrics import Metric, is_sum_count_pair, metric_label
-from circuits.tables import short_table
+from circuits.tables import ci_columns, short_table
 from circuits.tensors import Snapshot, parse_positions, positions_to_columns, positions_to_mask
 
 # The rest of a metric that counts as rounding, relative to its terms.
@@ -73,7 +73,6 @@ def lens(
     if edits and metric is None and callable(edits[0]):
         metric = edits.pop(0)
     prompts = parse_prompts(surface, tokens, "lens")
-    surface.check_prompts(prompts, "lens: tokens")
     parts = surface.n_layers * (surface.n_heads + 4) * (surface.sizes["d_model"] or 1)
     size = choose_batch_size(surface, prompts.shape[1], batch_size, "lens", kept=parts)
     if metric is None and batch is not None:
@@ -352,8 +351,8 @@ class DirectAttribution:
         rows = [(name, *_layer_and_head(name)) for name in shares]
         table = pd.DataFrame(rows, columns=["component", "layer", "head"])
         table = table.astype({"layer": "Int64", "head": "Int64"})
-        bounds = {"share_ci_low": found.value_ci_low, "share_ci_high": found.value_ci_high}
-        return table.assign(share=found.value, **bounds, n=len(self.metric))
+        shown = {name.replace("value", "share"): found[name] for name in ci_columns("value")}
+        return table.assign(**shown, n=len(self.metric))
 
     def __repr__(self) -> str:
         mean = float(self.metric.sum() / self.counts.sum())

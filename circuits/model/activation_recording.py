@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.model.decode_steps import WHOLE
 from circuits.model.edit_state import (
+    EditState,
     get_edit_state,
     hold_model_exclusively,
     mark_running_rows,
@@ -21,7 +22,7 @@ from circuits.model.edit_state import (
     undo_on_exit,
 )
 from circuits.model.hooked_model import HookedModel
-from circuits.model.hooks import Function
+from circuits.model.hooks import Function, Handle
 from circuits.model.prompts import Prompts
 from circuits.tensors import dense_if_array, parse_positions, parse_span
 
@@ -75,26 +76,25 @@ def recording(surface: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, 
 
 
 @contextmanager
-def keep_hooks_last(surface: HookedModel, functions: Sequence[tuple[str, Function]]) -> Iterator[None]:
-    """Calls each function with the activation at its hook as all hooks there leave it, those of inner blocks too.
+def keep_hooks_last(model: nn.Module, put_on: Sequence[Callable[[], Handle]]) -> Iterator[None]:
+    """Keeps hooks behind all others inside the block, those of inner blocks too; each of `put_on` puts one on.
 
     Blocks may end in any order. A block that adds hooks enters this one behind them, with nothing of its own too.
     """
-    state = get_edit_state(surface.model)
-    state.last += functions
+    state = get_edit_state(model)
+    state.last += put_on
     try:
-        _move_hooks_last(surface)
+        _move_hooks_last(state)
         yield
     finally:
-        state.last = [one for one in state.last if all(one is not mine for mine in functions)]
-        _move_hooks_last(surface)
+        state.last = [one for one in state.last if all(one is not mine for mine in put_on)]
+        _move_hooks_last(state)
 
 
-def _move_hooks_last(surface: HookedModel) -> None:
-    state = get_edit_state(surface.model)
+def _move_hooks_last(state: EditState) -> None:
     for handle in state.last_handles:
         handle.remove()
-    state.last_handles = [surface.on_forward(hook, function) for hook, function in state.last]
+    state.last_handles = [put_on() for put_on in state.last]
 
 
 def record_rows(

@@ -49,20 +49,14 @@ class Bridge(ABC):
         self._wrapped = wrapped
         self._hooks = hooks
         self._blocks = list(model.get_submodule("blocks").children())
+        cfg: Any = model.cfg
+        self._d_head: int = cfg.d_head
         self._sites = {
             kind.hook.format(layer): (kind.name, layer)
             for kind in KINDS.values()
             if kind.per_layer
             for layer in range(len(self._blocks))
         }
-
-    @property
-    @abstractmethod
-    def kv_head_count(self) -> int:
-        """The number of key-value heads."""
-
-    @abstractmethod
-    def _d_head(self, layer: int) -> int: ...
 
     @abstractmethod
     def block(self, layer: int) -> Any:
@@ -101,7 +95,7 @@ class Bridge(ABC):
         site, layer = self._sites.get(hook, (hook, None))
         # With `use_split_qkv_input` the heads are apart already.
         by_head = layer is not None and site in _BY_HEAD and x.ndim == 3
-        return x.unflatten(-1, (-1, self._d_head(layer or 0))) if by_head else x
+        return x.unflatten(-1, (-1, self._d_head)) if by_head else x
 
     def _to_hook_shape(self, hook: str, x: Tensor) -> Tensor:
         """Returns an activation in the shape that its hook point has."""
@@ -146,25 +140,15 @@ class Bridge(ABC):
 class NativeBridge(Bridge):
     """Hooks one native bridge (boot_native)."""
 
-    @property
-    def kv_head_count(self) -> int:
-        return int(self._attention(0).n_kv_heads)
-
     def block(self, layer: int) -> Any:
         return _inner(self._blocks[layer])
 
-    def _d_head(self, layer: int) -> int:
-        return int(self._attention(layer).d_head)
-
     def _hook_at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
-        attention = self._attention(layer)
+        attention = _inner(_inner(self._blocks[layer]).attn)
         in_line = bool(getattr(attention, "accepts_pattern_fn", False))
         if site == "scores" or (site == "pattern" and not in_line):
             return SoftmaxHooks.of(attention, layer, masks_after=True).listen(site, function)
         return None
-
-    def _attention(self, layer: int) -> Any:
-        return _inner(_inner(self._blocks[layer]).attn)
 
 
 class HuggingFaceBridge(Bridge):
@@ -175,7 +159,6 @@ class HuggingFaceBridge(Bridge):
     ) -> None:
         super().__init__(model, hooks, wrapped)
         self._model = model
-        self._cfg: Any = model.cfg
         # In compatibility mode such a query has a pattern of zeros.
         self._compatible = bool(getattr(model, "compatibility_mode", False))
         self.family = family
@@ -189,15 +172,8 @@ class HuggingFaceBridge(Bridge):
                 elif kind.name in family.places:
                     hooks[hook] = hooks[family.places[kind.name].format(layer)]
 
-    @property
-    def kv_head_count(self) -> int:
-        return int(getattr(self._cfg, "n_key_value_heads", None) or self._cfg.n_heads)
-
     def block(self, layer: int) -> Any:
         return self._blocks[layer]
-
-    def _d_head(self, layer: int) -> int:
-        return int(self._cfg.d_head)
 
     def _hook_at_softmax(self, site: str, layer: int, function: Function) -> Handle | None:
         if not self.family.softmax or site not in AT_SOFTMAX:

@@ -58,7 +58,6 @@ def check(model: nn.Module, tokens: Tensor | None = None) -> pd.DataFrame:
             shape = 2, min(8, getattr(cfg, "n_ctx", 8))
             tokens = torch.randint(cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))
         tokens = parse_prompts(surface, tokens, "check").tokens
-        surface.check_inputs(tokens, "check: tokens")
         with hold_eval_mode(model), torch.no_grad():
             rows = _compare_sites(surface, tokens.to(surface.device))
     finally:

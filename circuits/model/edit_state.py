@@ -30,8 +30,9 @@ class EditState:
     suspended: bool = False
     rows: slice | Tensor | None = None
     total: int | None = None
-    # Number of these blocks that edit the model.
+    # Number of these blocks that edit the model, and whether one of them has paths.
     blocks: int = 0
+    has_paths: bool = False
     # Parameters that some block has replaced, with their values outside all blocks.
     originals: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     # Replaced values of each open block, in the order of entry.
@@ -40,8 +41,8 @@ class EditState:
     written: dict[nn.Parameter, tuple[int, int]] = field(default_factory=dict)
     # Autoencoders in the model, by the hook of their site.
     splices: dict[str, Any] = field(default_factory=dict)
-    # Hooks and functions that get activations after all edits (`keep_hooks_last`), and their handles.
-    last: list[tuple[str, Any]] = field(default_factory=list)
+    # What puts on hooks that act after all edits (`keep_hooks_last`), and their handles.
+    last: list[Callable[[], Any]] = field(default_factory=list)
     last_handles: list[Any] = field(default_factory=list)
     # What takes off what is on the model, by its owner; an interrupted block may leave some.
     undo: dict[object, Callable[[], None]] = field(default_factory=dict)

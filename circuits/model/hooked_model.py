@@ -93,10 +93,9 @@ class HookedModel:
         masked = str(self._setting("architecture")).endswith("ForMaskedLM")
         #: Whether no query sees a key behind it.
         self.causal = self._setting("attention_dir") in (None, "causal") and not masked
-        grouped = self._setting("n_key_value_heads") or cfg.n_heads
-        grouped = cfg.n_heads if self._setting("ungroup_grouped_query_attention") else grouped
+        ungrouped = not self.bridged and self._setting("ungroup_grouped_query_attention")
         #: The number of heads at k and v: fewer than `n_heads` under grouped-query attention.
-        self.key_value_heads: int = grouped if self._bridge is None else self._bridge.kv_head_count
+        self.key_value_heads: int = (not ungrouped and self._setting("n_key_value_heads")) or cfg.n_heads
         self.sizes: dict[str, int | None] = {
             "head": cfg.n_heads,
             "d_head": cfg.d_head,
@@ -164,12 +163,6 @@ class HookedModel:
         return next(
             splice.width for splice in get_edit_state(self.model).splices.values() if hook in splice.hooks
         )
-
-    def shape(self, kind: SiteKind, batch: int, pos: int) -> tuple[int | None, ...]:
-        """Returns the shape of an activation, with None where the config does not give the size."""
-        known = {**self.sizes, "head": self.head_count(kind), "batch": batch}
-        known |= dict.fromkeys(("pos", "query", "key"), pos)
-        return tuple(known.get(axis) for axis in kind.axes)
 
     def stream_norm(self, site: str, layer: int | None) -> str | None:
         """Returns the path of the norm that the residual stream itself passes after embed (the sum of the embeddings),
@@ -329,9 +322,7 @@ class HookedModel:
             revocable.handles = (hook_module_output(point, revocable),)
             return revocable
         block: Any = self.block(layer)
-        if not self.bridged and self._setting("use_hook_mlp_in"):
-            reader = block.hook_mlp_in
-        elif self.post_norm or self.norms_after_only:
+        if self.post_norm or self.norms_after_only:
             # The MLP reads the stream as it is.
             reader = block.mlp
         else:
@@ -458,7 +449,5 @@ def is_text(given: Any) -> bool:
 
 
 def _hook_points(model: nn.Module) -> dict[str, nn.Module]:
-    listed = getattr(model, "hook_dict", None)
-    if isinstance(listed, Mapping) and listed:
-        return {name: hook for name, hook in listed.items() if isinstance(hook, nn.Module)}
-    return {n: module for n, module in model.named_modules() if n.split(".")[-1].startswith("hook_")}
+    listed: Mapping[str, Any] = getattr(model, "hook_dict", {})
+    return {name: hook for name, hook in listed.items() if isinstance(hook, nn.Module)}

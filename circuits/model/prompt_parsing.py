@@ -46,8 +46,12 @@ def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Pro
 
 
 def parse_prompts(surface: HookedModel, given: Any, caller: str, name: str = "tokens") -> Prompts:
-    """Reads the inputs of a run: whatever `prompts` takes, and tensors as they are, without looking for padding."""
-    return tokenise_for_model(parse_tokens_or_texts(given, caller, name), surface, caller)
+    """Reads the inputs of a run: whatever `prompts` takes, and tensors as they are, without looking for padding;
+    refuses what the model does not take.
+    """
+    found = tokenise_for_model(parse_tokens_or_texts(given, caller, name), surface, caller)
+    surface.check_prompts(found, f"{caller}: {name}" + " tokens" * (name != "tokens"))
+    return found
 
 
 def parse_tokens_or_texts(given: Any, caller: str, name: str, side: str | None = None) -> Given:
@@ -98,7 +102,7 @@ def tokenise_for_model(given: Given, surface: HookedModel, caller: str, side: st
         return given if mask is None else given.with_mask(mask)
     model: Any = surface.model
     tokenizer = getattr(model, "tokenizer", None)
-    if tokenizer is None or not (callable(tokenizer) or hasattr(model, "to_tokens")):
+    if tokenizer is None:
         raise CircuitsError(f"{caller}: the model has no tokenizer, which texts need; give token ids")
     rows = [_tokenise_text(model, text) for text in given.texts]
     pad = getattr(tokenizer, "pad_token_id", None)
@@ -135,10 +139,8 @@ def _tokenise_text(model: Any, text: str, special: bool = True) -> Any:
     first = [getattr(tokenizer, name, None) for name in ("bos_token", "cls_token")]
     if not special or text.startswith(tuple(one for one in first if one)):
         return tokenizer(text, add_special_tokens=False)["input_ids"]
-    if hasattr(model, "to_tokens"):
-        # Too long a text is refused later, and not cut off.
-        return model.to_tokens(text, truncate=False)[0].cpu()
-    return tokenizer(text)["input_ids"]
+    # Too long a text is refused later, and not cut off.
+    return model.to_tokens(text, truncate=False)[0].cpu()
 
 
 def _padded(given: Sequence[Any], what: str, pad: int, side: str) -> Prompts:

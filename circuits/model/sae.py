@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,7 +109,8 @@ def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[n
                 raise CircuitsError(f"{CALLER}: there is an autoencoder at {splice.site} already")
         current.update(new)
         try:
-            with keep_hooks_last(surface, [(hook, splice.edited_activation) for hook, splice in new.items()]):
+            insert = [partial(surface.on_forward, hook, one.edited_activation) for hook, one in new.items()]
+            with keep_hooks_last(model, insert):
                 yield model
         finally:
             for hook in new:
@@ -137,7 +139,8 @@ def _parse_autoencoder(given: Any, sae: Any, surface: HookedModel) -> tuple[str,
     weights = sae.parameters() if isinstance(sae, nn.Module) else ()
     dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), None)
     splice = SAEInsertion(site, encode, decode, dtype)
-    size = math.prod(length or 0 for length in surface.shape(site.kind, 1, 1)[2:])
+    sizes = {**surface.sizes, "head": surface.head_count(site.kind)}
+    size = math.prod(sizes[axis] or 0 for axis in site.kind.axes[2:])
     zeros = torch.zeros(1, 1, size, device=surface.device, dtype=next(surface.model.parameters()).dtype)
     try:
         with torch.no_grad():

@@ -6,6 +6,8 @@ Hooks here are lambdas: a deep copy of a model shares them, and does not copy th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,9 +46,9 @@ class SoftmaxHooks:
                     lambda module, inputs, output: self._stop_and_check(output), always_call=True
                 ),
             )
-        listener = _Listener(self, site)
+        listener = object()
         self._listeners[site][listener] = function
-        return listener
+        return SimpleNamespace(remove=partial(self.stop, site, listener))
 
     def stop(self, site: str, listener: object) -> None:
         self._listeners[site].pop(listener, None)
@@ -89,14 +91,6 @@ class SoftmaxHooks:
         dtype = next(self._attention.parameters()).dtype
         new = _apply_in_order(self._listeners["pattern"], pattern.to(dtype))
         return pattern if new is None else new
-
-
-class _Listener:
-    def __init__(self, hooks: SoftmaxHooks, site: str) -> None:
-        self._hooks, self._site = hooks, site
-
-    def remove(self) -> None:
-        self._hooks.stop(self._site, self)
 
 
 # The attention modules whose scores or pattern have a hook now.

@@ -164,13 +164,9 @@ class PatchExamples(PatchSetup):
     @cached_property
     def logit_columns(self) -> Tensor | None:
         """The columns at which logits are computed; None: all."""
-        columns, model = self.metric.columns, self.surface.model
-        unembed = model.get_submodule(UNEMBED.partition(".")[0]) if UNEMBED in self.surface.hooks else None
-        if columns is None or unembed is None or len(columns) == self.base.shape[1]:
-            return None
-        # A hook of the user's there may count in all positions.
-        hooked = any(one._forward_hooks or one._forward_pre_hooks for one in (model, *unembed.modules()))
-        return None if hooked else columns
+        columns = self.metric.columns
+        cut = columns is not None and UNEMBED in self.surface.hooks and len(columns) < self.base.shape[1]
+        return columns if cut else None
 
     def run(
         self,

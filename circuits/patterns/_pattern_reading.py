@@ -221,6 +221,4 @@ def parse_tokens_or_recorded(
                 f"{caller}: these patterns were recorded of another model; give the tokens, or record them of this one"
             )
         return tokens.prompts, tokens
-    prompts = parse_prompts(surface, tokens, caller)
-    surface.check_prompts(prompts, f"{caller}: tokens")
-    return prompts, None
+    return parse_prompts(surface, tokens, caller), None

@@ -81,7 +81,6 @@ def sweep(
     surface = HookedModel(model)
     parse_choice(engine, ("auto", NAIVE), "sweep", "engine")
     prompts = parse_prompts(surface, tokens, "sweep")
-    surface.check_prompts(prompts, "sweep: tokens")
     measured = Metric.of(metric, batch, (surface, prompts), "sweep", positions)
     resampling = parse_resampling(seed, draws, flips, "sweep")
     return run_sweep(surface, prompts, variants, measured, resampling, engine, batch_size)[0]

@@ -214,10 +214,16 @@ def tabulate(
     unedited: list[Row] = []
     for metric in measured.chunks[0][0]:
         runs, values = _pool_draws(measured, metric)
-        summary = summarise(values[0], values[1], level=LEVEL, **resampling)
-        columns: dict[str, Any] = vars(summary)
-        series = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        common = {"metric": metric, "checkpoint": None, "n": values.shape[-1], "baseline": summary.value[0]}
+        columns = summarise(values[0], values[1], level=LEVEL, **resampling)
+        series: list[Row] = [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ]
+        common = {
+            "metric": metric,
+            "checkpoint": None,
+            "n": values.shape[-1],
+            "baseline": columns["value"][0],
+        }
         unedited.append(series[0] | common)
         for run, row in zip(runs, series[1:], strict=True):
             if run.get("draw") is not None or metric in untested:

@@ -49,15 +49,15 @@ def test_a_row_for_each_draw_and_one_that_pools_them(causal, tokens, other_token
         rows = result.frame[(result.frame["metric"] == name) & (result.frame["variant"] == "many")]
         assert rows["draw"].isna().tolist() == [True] + [False] * 4
         for column, values in (
-            ("value", expected.value),
-            ("effect", expected.effect),
-            ("value_ci_low", expected.value_ci_low),
+            ("value", expected["value"]),
+            ("effect", expected["effect"]),
+            ("value_ci_low", expected["value_ci_low"]),
         ):
             np.testing.assert_allclose(rows[column], [values[5], *values[1:5]], rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(
-            rows["effect_ci_high"].iloc[0], expected.effect_ci_high[5], rtol=1e-9, atol=1e-12
+            rows["effect_ci_high"].iloc[0], expected["effect_ci_high"][5], rtol=1e-9, atol=1e-12
         )
-        np.testing.assert_allclose(rows["p_value"].iloc[0], expected.p_value[5])
+        np.testing.assert_allclose(rows["p_value"].iloc[0], expected["p_value"][5])
     # The draws are not questions of their own: only the pooled row is tested and counted by Holm.
     assert result.frame.loc[result.frame["draw"].isna(), "p_value"].notna().all()
     assert result.frame.loc[result.frame["draw"].notna(), ["p_value", "p_adjusted"]].isna().all(axis=None)

@@ -93,7 +93,7 @@ def test_unchecked_serves_every_site_and_says_so_in_results(hf_model, families):
 def test_a_write_that_goes_astray_is_seen(hf_model, families, monkeypatch, part):
     """A write at z that arrives half, and one at resid_mid that reaches only the MLP."""
     if part == "resid_mid":
-        monkeypatch.setattr(HuggingFaceBridge, "on_branch", lambda self, site: False)
+        monkeypatch.setattr(HuggingFaceBridge, "feeds_only_mlp", lambda self, site: False)
     else:
         hooked = HuggingFaceBridge.on_forward
 
