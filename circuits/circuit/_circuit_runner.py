@@ -20,13 +20,13 @@ from circuits.interventions.base import MeanOverExamples, Reference, Replacement
 from circuits.interventions.clean_and_edited_runs import CleanPassResults
 from circuits.interventions.replacements import Zero, align_mean, parse_source
 from circuits.model.batch_size import choose_batch_size, run_within_memory
-from circuits.model.edit_state import get_edit_state
+from circuits.model.edit_state import assert_weights_unchanged, get_edit_state
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.statistics import LEVEL, bootstrap, ratio
-from circuits.sweeps.metrics import Metric, PerExample, Row, top_two_logit_diff
+from circuits.sweeps.metrics import Metric, PerExample, Row, metric_label, top_two_logit_diff
 from circuits.tables import interval_columns
 
 Self = TypeVar("Self", bound="PatchSetup")
@@ -116,7 +116,9 @@ class _ChunkAndReplacement(NamedTuple):
     clean: Tensor | None  # kept where the metric compares with it
 
     def values(self, output: Tensor, name: str) -> PerExample:
-        return self.examples.metric.measure(output, output if self.clean is None else self.clean, name)
+        metric, clean = self.examples.metric, output if self.clean is None else self.clean
+        with assert_weights_unchanged(self.examples.surface.model, metric_label(metric.name)):
+            return metric.measure(output, clean, name)
 
 
 @dataclass

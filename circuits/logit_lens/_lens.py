@@ -20,7 +20,7 @@ from circuits.interventions.apply import intervene, run_prompts
 from circuits.interventions.base import Intervention
 from circuits.logit_lens._stream_parts import ReadOut, component_contributions, readout_sites, sites_to_cache
 from circuits.model.batch_size import choose_batch_size, run_within_memory
-from circuits.model.edit_state import mark_running_rows
+from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts, gather_columns
@@ -153,7 +153,8 @@ def _attribute_metric(
     read_out: ReadOut | None = None
     linear = True
     for one in runs:
-        total, count, gradient = _compute_metric_and_gradient(metric.at(one.rows), one.output)
+        with assert_weights_unchanged(surface.model, metric_label(metric.name)):
+            total, count, gradient = _compute_metric_and_gradient(metric.at(one.rows), one.output)
         # Only where it reads: most metrics read a few positions and logits.
         columns = gradient.ne(0).any(-1).any(0).nonzero().flatten().expand(len(gradient), -1)
         gradient, one = gather_columns(gradient, columns, 1), one.at(columns)

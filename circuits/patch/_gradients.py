@@ -90,10 +90,11 @@ class PatchExamples(PatchSetup):
 
         def estimate_with_size(size: int) -> tuple[PatchExamples, PerExample, dict[str, np.ndarray]]:
             pair, surface = replace(self, batch_size=size), self.surface
+            name = metric_label(self.metric.name)
             baseline: list[PerExample] = []
             parts: dict[str, list[np.ndarray]] = {}
             for part in pair.iter_chunks(size):
-                with ready_for_gradients(surface), assert_weights_unchanged(surface.model, self.caller):
+                with ready_for_gradients(surface), assert_weights_unchanged(surface.model, name):
                     values, found = estimate(part)
                 baseline.append(values)
                 for metric, one in found.items():

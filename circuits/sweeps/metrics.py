@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from circuits.errors import CircuitsError, format_value
-from circuits.model.edit_state import assert_weights_unchanged
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import check_no_unmasked_padding
 from circuits.model.prompts import Prompts
@@ -40,7 +38,6 @@ class Metric:
         positions: what is read, in each example's own tokens; None: all.
         kept: bool [n pos], where the output is read; None: everywhere.
         aligned: whether that is the same in all examples, which then have no padding.
-        model: what runs; the function must leave it as it is. None where outputs come from elsewhere.
         examples: how many there are in all; None where that is not known.
         name: of the function; "unedited" for the default.
         untested: the metrics that are distances from the unedited output.
@@ -53,7 +50,6 @@ class Metric:
     positions: Positions | None = None
     kept: Tensor | None = None
     aligned: bool = True
-    model: nn.Module | None = None
     examples: int | None = None
     name: str = "unedited"
     untested: tuple[str, ...] = ("kl", "mse")
@@ -104,8 +100,7 @@ class Metric:
         if metric is None:
             used = prompts.real if kept is None else kept
             check_no_unmasked_padding(surface, prompts, used, f"{caller}, without metric=")
-        aligned, model, examples = not prompts.padded, surface.model, len(prompts)
-        return replace(read, positions=at, kept=kept, aligned=aligned, model=model, examples=examples)
+        return replace(read, positions=at, kept=kept, aligned=not prompts.padded, examples=len(prompts))
 
     @classmethod
     def _of_several(
@@ -133,8 +128,6 @@ class Metric:
     def at(self, rows: slice) -> Metric:
         """Returns the metric of some of the examples."""
         batch, kept = (None if one is None else one[rows] for one in (self.batch, self.kept))
-        if kept is not None and self.model is not None:
-            kept = kept.to(next(self.model.parameters()).device)
         parts = {name: one.at(rows) for name, one in self.parts.items()}
         return replace(self, batch=batch, kept=kept, parts=parts)
 
@@ -229,16 +222,12 @@ class Metric:
             own = own.masked_fill(~kept[..., None], torch.nan)
         batch = batch.to(output.device) if isinstance(batch, Tensor) else batch
         given = () if batch is None else (copy_for_user(batch),)
-        unchanged = (
-            assert_weights_unchanged(self.model, metric_label(self.name)) if self.model else nullcontext()
-        )
-        with unchanged:
-            try:
-                return name_values(self.function(own, *given), self.name)
-            except (IndexError, RuntimeError, TypeError, ValueError) as error:
-                if (known := self._explain_error(error, own)) is None:
-                    raise
-                raise CircuitsError(f"{metric_label(self.name)}: {known}") from error
+        try:
+            return name_values(self.function(own, *given), self.name)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            if (known := self._explain_error(error, own)) is None:
+                raise
+            raise CircuitsError(f"{metric_label(self.name)}: {known}") from error
 
     def _explain_error(self, error: Exception, output: Tensor) -> str | None:
         """Says what to do about a function that cannot have gradients, or does not know which examples it is given."""

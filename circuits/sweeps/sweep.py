@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -156,8 +156,7 @@ class ModelSweep:
     def _measure_chunk(self, rows: slice) -> None:
         """Adds the measurements of some examples: of the model, of the variants that share forwards, of the others."""
         self.rows = rows
-        # Writes of the metric to the model are looked for once, and not in every call.
-        self.here = replace(self.metric.at(rows), model=None)
+        self.here = self.metric.at(rows)
         stacked = sorted(
             (index for index, one in enumerate(self.variants) if one.alone is None),
             key=lambda index: (self.variants[index].start, self.variants[index].from_z),
@@ -205,7 +204,8 @@ class ModelSweep:
         """
         title, kept, clean = variant_label(self.found.runs[index]), self.here.kept, self.clean
         if columns is not None:
-            clean, kept = clean[:, columns], None if kept is None else kept[:, columns]
+            clean = clean[:, columns]
+            kept = None if kept is None else kept[:, columns.to(kept.device)]
         output, dtype = _check_numeric_output(output, kept, title), clean.dtype
         rounding = _ROUNDING[dtype] * self.scale if dtype in _ROUNDING else _HALF[dtype] * clean.abs()
         output = torch.where((output - clean).abs() <= rounding, clean, output)
