@@ -65,7 +65,8 @@ def picture(
         copy = titled(copy, unescape(copy.layout.title.text or ""), meta[SUBTITLE_KEY])
     sizes = {"width": copy.layout.width, "height": height or copy.layout.height or HEIGHT}
     try:
-        image: bytes = copy.to_image(format=kind, scale=scale, **sizes)
+        drawn = 1 if kind in ("svg", "pdf") else scale
+        image: bytes = copy.to_image(format=kind, scale=drawn, **sizes)
     except (RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CircuitsError(f"plots.save: no picture was made ({reason}); {MISSING}") from error
