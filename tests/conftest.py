@@ -89,6 +89,7 @@ SLOW = {
                 "tutorials/hugging-face",
                 "tutorials/induction",
                 "tutorials/modular-addition",
+                "your-own-model",
             )
         ),
     ),

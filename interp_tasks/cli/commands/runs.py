@@ -168,11 +168,12 @@ def report(
     )
 
 
-#: Below the tables: what three of their columns say.
+#: Below the tables: what three of their columns say, and one word.
 LEGEND = """\
 stored: checkpoints (log: none)
 final: the metric's level at the end, of several seeds the median
-drop: steps from 10% to 90% of its change, of several seeds from the first on"""
+drop: steps from 10% to 90% of its change, of several seeds from the first on
+none: no plateau before a fall, or no fall; final says which"""
 
 
 def zoo(common: CommonOptions, format: FORMAT = "table") -> None:
