@@ -33,7 +33,6 @@ from circuits.interventions.fitted_removal import DIRECTIONS, RemoveFitted, clas
 from circuits.interventions.replacements import Mean, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
 from circuits.model.prompt_parsing import parse_tokens_or_texts
-from circuits.model.prompts import Texts
 from circuits.model.sites import Site
 from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
 from circuits.tensors import Snapshot, parse_numbers
@@ -161,7 +160,7 @@ def resample(what: PlacesLike, source: TokensLike, seed: int = 0, *, positions: 
     its own. A batch of 1 is an error.
     """
     caller = "ablate.resample"
-    return _make_ablation_edit(caller, what, _make_resample_replacement(source, seed, caller), positions)
+    return _make_ablation_edit(caller, what, _replacement("resample", None, source, seed, caller), positions)
 
 
 @check_renamed_args
@@ -354,15 +353,9 @@ def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) 
             raise CircuitsError(f"{caller}: {name}= goes with how={needed!r}, here how={how!r}")
     if how == "mean":
         return Mean(parse_tokens_or_texts(reference, caller, "reference"))
-    return _make_resample_replacement(source, seed, caller) if how == "resample" else Zero()
-
-
-def _make_resample_replacement(source: Any, seed: int, caller: str) -> Resample:
-    given = parse_tokens_or_texts(source, caller, "source")
-    shape = [len(given.texts)] if isinstance(given, Texts) else list(given.shape)
-    if shape[0] < 2:
-        raise CircuitsError(f"{caller}: the source needs at least 2 examples, it is {shape}")
-    return Resample(given, parse_seed(seed, caller))
+    if how == "resample":
+        return Resample(parse_tokens_or_texts(source, caller, "source"), parse_seed(seed, caller))
+    return Zero()
 
 
 def each(

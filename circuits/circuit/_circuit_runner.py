@@ -68,7 +68,7 @@ class PatchSetup:
 
         This holds even where the edits do not change base, because they may change a patched run.
         """
-        if get_edit_state(self.surface.model).blocks:
+        if get_edit_state(self.surface.model).plans:
             raise CircuitsError(
                 f"{self.caller}: a block around this call edits the model, and not all runs would have its edits; call "
                 "it outside"

@@ -28,7 +28,6 @@ from circuits.model.decode_steps import watch_generations
 from circuits.model.edit_state import (
     get_edit_state,
     hold_model_exclusively,
-    mark_edit_block,
     parameters_replaced,
 )
 from circuits.model.hooked_model import HookedModel
@@ -106,13 +105,14 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
     weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
     edges = [step for step in plan if isinstance(step, EdgePatch)]
     state = get_edit_state(surface.model)
-    if edges and state.has_paths:
+    if edges and any(isinstance(step, EdgePatch) for other in state.plans.values() for step in other):
         raise CircuitsError(f"{edges[0].label}: a block around it has paths; give all to one block")
     call = EditedRuns(surface, references.results, state, writes, edges)
     fired: set[int] = set()
     with ExitStack() as stack:
         if plan:
-            stack.enter_context(mark_edit_block(surface.model))
+            state.plans[id(plan)] = plan
+            stack.callback(state.plans.pop, id(plan))
             stack.callback(watch_generations(surface.model).remove)
         stack.enter_context(
             parameters_replaced(surface.model, [(one.parameter, one.value.tensor) for one in weight_edits])
@@ -129,8 +129,6 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
         if edges:
             # Behind every edit, so that they see what the edits leave.
             last += EdgeHooks(surface, call).hooks()
-            state.has_paths = True
-            stack.callback(setattr, state, "has_paths", False)
         stack.enter_context(keep_hooks_last(surface.model, last))
         yield
     # Only reached when the body raised nothing, and with every hook already off.

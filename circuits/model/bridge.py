@@ -258,9 +258,7 @@ class HuggingFaceBridge(Bridge):
 
 def make_bridge(model: nn.Module, hooks: dict[str, nn.Module], parallel: bool) -> Bridge:
     """Returns the hooks of a bridge; hook points of sites that are not supported are removed from `hooks`."""
-    wrapped: Any = model.__dict__.get("original_model")
-    if not isinstance(wrapped, nn.Module):
-        raise CircuitsError(f"this {type(model).__name__} has no original_model, and is not supported")
+    wrapped: Any = model.__dict__["original_model"]
     if type(wrapped).__name__ == "NativeModel":  # TransformerLens' own
         return NativeBridge(model, hooks, wrapped)
     return HuggingFaceBridge(model, hooks, wrapped, find_model_family(model, wrapped, parallel))

@@ -122,7 +122,10 @@ class DecodeStep:
             axes, run = ("[batch pos]", [batch, prompt]) if mask.ndim == 2 else ("[pos]", [prompt])
             raise CircuitsError(f"{what}: the mask is {axes} = {list(mask.shape)}, the run is {run}")
         mask = mask if mask.ndim == 1 or rows is None else mask[rows]
-        return slice_positions(mask, -1, self.start, length, False) if self.open else mask
+        if not self.open:
+            return mask
+        part = mask[..., self.start : self.start + length]
+        return torch.nn.functional.pad(part, (0, length - part.shape[-1]))
 
     def _prompt_length(self, positions: Positions | Span | None, length: int, what: str) -> int:
         relative = positions is None or (
@@ -138,14 +141,6 @@ class DecodeStep:
 
 #: A run on its own: all its positions are the prompt's.
 WHOLE = DecodeStep()
-
-
-def slice_positions(x: Tensor, axis: int, start: int, length: int, beyond: Any) -> Tensor:
-    """Returns positions start, start + 1, ... of an axis, with the value `beyond` after its end."""
-    part = x.narrow(axis, min(start, x.shape[axis]), max(0, min(length, x.shape[axis] - start)))
-    shape = list(part.shape)
-    shape[axis] = length - shape[axis]
-    return part if not shape[axis] else torch.cat([part, part.new_full(shape, beyond)], axis)
 
 
 @dataclass

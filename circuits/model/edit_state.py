@@ -5,7 +5,7 @@ original weights, the hooks that are on it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,9 +30,8 @@ class EditState:
     suspended: bool = False
     rows: slice | Tensor | None = None
     total: int | None = None
-    # Number of these blocks that edit the model, and whether one of them has paths.
-    blocks: int = 0
-    has_paths: bool = False
+    # The plans of those blocks that edit the model, by id.
+    plans: dict[int, Sequence[Any]] = field(default_factory=dict)
     # Parameters that some block has replaced, with their values outside all blocks.
     originals: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     # Replaced values of each open block, in the order of entry.
@@ -193,17 +192,6 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     """Returns the parameters of a model, each once, with those of the model that a bridge is around."""
     held = (parameter for module in modules_of(model) for parameter in module._parameters.values())
     return list(dict.fromkeys(parameter for parameter in held if parameter is not None))
-
-
-@contextmanager
-def mark_edit_block(model: nn.Module) -> Iterator[None]:
-    """Marks a block that edits the model as open."""
-    state = get_edit_state(model)
-    state.blocks += 1
-    try:
-        yield
-    finally:
-        state.blocks -= 1
 
 
 @contextmanager

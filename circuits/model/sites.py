@@ -135,14 +135,11 @@ class Site:
             raise CircuitsError(f"not a site: {self.name!r}; {_WRITE}")
         if self.layer is not None:
             try:
-                number = None if isinstance(self.layer, bool) else operator.index(self.layer)
-            except TypeError:
-                number = None
-            if number is None:
+                object.__setattr__(self, "layer", operator.index(self.layer))
+            except TypeError as error:
                 raise CircuitsError(
                     f"site {self.name!r}: layer={self.layer!r}; give a whole number from 0, or None"
-                )
-            object.__setattr__(self, "layer", number)
+                ) from error
         if self.name not in _LISTED:
             short, layer = _parse_hook_name(self.name)
             if self.name.startswith(_PREFIXES):

@@ -17,8 +17,8 @@ from circuits.figures.layout import Figure
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
 from circuits.statistics import LEVEL, holm, least_p_notes, summarise
 from circuits.sweeps.metrics import Measurements, Row
-from circuits.tables import short_table
-from circuits.validate import is_whole, parse_seed, stringify_keys
+from circuits.tables import chosen_metrics, short_table
+from circuits.validate import is_whole, parse_choice, parse_seed, stringify_keys
 
 # fmt: off
 COLUMNS = (
@@ -120,7 +120,7 @@ class SweepResult:
         """
         if metric == "all" and metric not in self.metrics:
             return self
-        self._check_metric(metric, "of_metric")
+        parse_choice(metric, self.metrics, "of_metric", "metric")
         frame, baseline = (
             table[table["metric"] == metric].reset_index(drop=True) for table in (self.frame, self.baseline)
         )
@@ -154,19 +154,13 @@ class SweepResult:
             raise CircuitsError(f"pivot: several variants have the same {', '.join(down)} and {across}")
         return rows.pivot(index=down if len(down) > 1 else down[0], columns=across, values=values)
 
-    def _check_metric(self, metric: str, caller: str) -> None:
-        if metric not in self.metrics:
-            raise CircuitsError(f"{caller}: no metric {metric!r}; it has {', '.join(self.metrics)}")
-
     def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure with a panel per metric: a heatmap of the effects of a grid over layers and heads, or
         over either and positions; else a point with its interval per variant, and the unedited model as a line.
         """
         from circuits.figures.results import sweep_figure
 
-        chosen = self.metrics if metric is None else [metric]
-        self._check_metric(chosen[0], "plot")
-        return sweep_figure(self.frame, chosen, self.settings.get("words"))
+        return sweep_figure(self.frame, chosen_metrics(self.frame, metric), self.settings.get("words"))
 
     def to_json(self, path: str | PathLike[str]) -> None:
         """Writes a list of records, all digits of each number; NaN, infinite and missing numbers are null."""

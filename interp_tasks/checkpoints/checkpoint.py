@@ -178,7 +178,7 @@ def check_storable(model: torch.nn.Module, task: Task | None, step: int) -> None
         raise UserError(
             f"only a HookedTransformer can be stored as a checkpoint, got a {type(model).__name__}"
         )
-    if get_edit_state(model).blocks:
+    if get_edit_state(model).plans:
         raise UserError("the model is being edited: end the block (circuits.intervene) before it is stored")
     if step < 0:
         raise UserError(f"a checkpoint's step is the number of updates so far, at least 0, got {step}")
