@@ -22,7 +22,6 @@ from circuits.interventions import intervention_grids
 from circuits.interventions.base import Intervention, Replacement
 from circuits.interventions.edits import (
     Edit,
-    MeanUnderEdit,
     parse_heads_at,
     parse_keys,
     parse_place,
@@ -30,7 +29,7 @@ from circuits.interventions.edits import (
     parse_target,
 )
 from circuits.interventions.fitted_removal import DIRECTIONS, RemoveFitted, class_functions, fourier_functions
-from circuits.interventions.replacements import Mean, Noise, Resample, Uniform, Zero
+from circuits.interventions.replacements import Mean, MeanUnderEdit, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
 from circuits.model.prompt_parsing import parse_tokens_or_texts
 from circuits.model.sites import Site
@@ -99,11 +98,9 @@ def mean_pattern(
     caller = "ablate.mean_pattern"
     places = parse_heads_at(heads, "pattern", caller)
     tokens = parse_tokens_or_texts(reference, caller, "reference")
-    query_positions = parse_query_positions(positions, caller)
-    if parse_choice(of, ("unedited", "edited"), caller, "of") == "unedited":
-        return Edit(caller, places, Mean(tokens), query_positions)
-    replacement = MeanUnderEdit(tokens, name=caller, places=places, positions=query_positions)
-    return Edit(caller, places, replacement, query_positions)
+    edited = parse_choice(of, ("unedited", "edited"), caller, "of") == "edited"
+    replacement = MeanUnderEdit(tokens) if edited else Mean(tokens)
+    return Edit(caller, places, replacement, parse_query_positions(positions, caller))
 
 
 @check_renamed_args

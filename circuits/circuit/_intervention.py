@@ -151,9 +151,6 @@ class ReplacementOutsidePositions(Replacement):
     def references(self, write: ActivationEdit) -> dict[str, Reference]:
         return self.inner.references(write)
 
-    def hooks_read(self, write: ActivationEdit) -> dict[str, str]:
-        return self.inner.hooks_read(write)
-
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         axis, positions = context.write.kind.query_axis, tuple(sorted(self.positions))
         kept = positions_to_mask(positions, current.shape[axis], context.write.label, context.mask)

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from circuits.errors import CircuitsError, prefix_error_messages
-from circuits.interventions.base import ActivationEdit, Intervention, MeanOverExamples, Reference, Replacement
-from circuits.interventions.replacements import FromFunction, Mean
+from circuits.interventions.base import ActivationEdit, Intervention, Replacement
+from circuits.interventions.replacements import FromFunction
 from circuits.model.heads import HeadSpec, index_on_head_axis, looks_like_heads, parse_heads
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import UNITS, Site
@@ -122,29 +122,6 @@ class Edit(Intervention):
     def title(self) -> str:
         direction = self.replacement.direction
         return self.name if direction is None else f"{self.name} ({direction})"
-
-
-@dataclass(frozen=True)
-class MeanUnderEdit(Mean):
-    """The mean per position over the reference batch, in a pass in which `edit` is made in all earlier layers. `edit`
-    is the one that this replacement belongs to; no other edit is on in that pass.
-    """
-
-    cache_safe = False
-
-    name: str = ""
-    places: tuple[Place, ...] = ()
-    positions: Positions | Span | Snapshot | None = None
-
-    def references(self, write: ActivationEdit) -> dict[str, Reference]:
-        edit = Edit(self.name, self.places, self, self.positions)
-        assert write.layer is not None  # patterns belong to layers
-        return {
-            "mean": Reference(self.prompts, write.hook, write.kind, MeanOverExamples(), (edit, write.layer))
-        }
-
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "of": "edited"}
 
 
 def parse_target(what: Any, caller: str) -> tuple[Place, ...]:

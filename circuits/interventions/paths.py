@@ -21,10 +21,6 @@ class Path(Intervention):
     receivers: tuple[Place | None, ...]  # None: the output
     through: str | None
 
-    def __post_init__(self) -> None:
-        if not self.receivers:
-            raise ValueError("a path without receivers changes nothing")
-
     def plan(self, surface: HookedModel) -> tuple[EdgePatch, ...]:
         """Returns an edge for each sender and receiver; refuses a receiver that is computed before the sender."""
         senders = self.sender.plan(surface)

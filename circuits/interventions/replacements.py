@@ -144,6 +144,23 @@ class Mean(_FromPrompts):
 
 
 @dataclass(frozen=True)
+class MeanUnderEdit(Mean):
+    """The mean per position over the reference batch, in a pass in which the edit that this replacement belongs to is
+    made in all earlier layers, and no other.
+    """
+
+    cache_safe = False
+
+    def references(self, write: ActivationEdit) -> dict[str, Reference]:
+        assert write.layer is not None  # patterns belong to layers
+        before = write.owner, write.layer
+        return {"mean": Reference(self.prompts, write.hook, write.kind, self.reduction, before)}
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "of": "edited"}
+
+
+@dataclass(frozen=True)
 class Resample(_FromPrompts):
     """The activation of another example: row i gets row d(i) of the source, d a derangement of the whole batch."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,6 @@ from circuits.interventions.replacements import FromTokens, Mean, Zero, align_me
 from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, edits_suspended
-from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import Site
@@ -94,7 +92,12 @@ class PatchExamples(PatchSetup):
             baseline: list[PerExample] = []
             parts: dict[str, list[np.ndarray]] = {}
             for part in pair.iter_chunks(size):
-                with ready_for_gradients(surface), assert_weights_unchanged(surface.model, name):
+                with (
+                    torch.inference_mode(False),
+                    edits_suspended(surface.model),
+                    hold_eval_mode(surface.model),
+                    assert_weights_unchanged(surface.model, name),
+                ):
                     values, found = estimate(part)
                 baseline.append(values)
                 for metric, one in found.items():
@@ -230,13 +233,6 @@ class PatchExamples(PatchSetup):
                 for hook, x, gradient in zip(hooks, at, found, strict=True)
             }
         return by_metric
-
-
-@contextmanager
-def ready_for_gradients(surface: HookedModel) -> Iterator[None]:
-    """Suspends the edits of all blocks, sets eval mode and leaves inference mode, so that gradients work."""
-    with torch.inference_mode(False), edits_suspended(surface.model), hold_eval_mode(surface.model):
-        yield
 
 
 def parse_steps(steps: Any, method: str, caller: str) -> int | None:
