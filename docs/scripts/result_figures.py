@@ -213,7 +213,7 @@ def attention_and_loss() -> Any:
             figure.add_scatter(x=rows["step"], y=share, name=name, showlegend=at == 1, **look, row=1, col=at)
     figure.add_hline(0.1, line=THRESHOLD)
     label = {"text": "started: a tenth", "yshift": 9, "xanchor": "left", "showarrow": False}
-    figure.add_annotation(x=dense["step"].min(), y=0.1, **label)
+    figure.add_annotation(x=dense["step"].min(), y=0.1, **label, row=1, col=2)
     laid_out(figure, "", dtick=2_000).update_yaxes(tickformat=".0%")
     figure.update_yaxes(title={"text": "share of its way to the end"}, col=1)
     return figure.update_layout(margin_t=30)
