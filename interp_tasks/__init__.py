@@ -40,10 +40,6 @@ def __getattr__(name: str) -> Any:
         check_system()
     if name == "experiments":
         return importlib.import_module("interp_tasks.experiments")
-    if name == "train_stacked":
-        raise AttributeError(
-            "train_stacked is gone: train(..., config={'seed': ...}) for each seed, or a grid"
-        )
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

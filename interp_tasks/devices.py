@@ -26,17 +26,11 @@ def check_device(device: Any) -> None:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
+        there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+        there += ["mps"] * torch.backends.mps.is_available()
         raise UserError(
-            f"device {str(device)!r} is not available: this machine has {', '.join(devices())}"
+            f"device {str(device)!r} is not available: this machine has {', '.join(there)}"
         ) from None
-
-
-def devices() -> list[str]:
-    """Lists the devices of this machine."""
-    import torch
-
-    cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
 @contextlib.contextmanager

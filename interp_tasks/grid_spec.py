@@ -6,7 +6,6 @@ Imports no torch.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -57,18 +56,7 @@ def flattened(settings: Any) -> Any:
         if twice := flat.keys() & own.keys():
             raise UserError(f"{min(twice)} is set twice, with quotes and without: leave one out")
         flat |= own
-    return checked_settings(flat)
-
-
-def checked_settings(given: Any) -> Any:
-    """Refuses values that cannot be part of a key: dates, infinities, objects."""
-    try:
-        json.dumps(given, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"settings are text, finite numbers, true, false, and lists of them ({error})"
-        ) from None
-    return given
+    return flat
 
 
 Seeds = Annotated[tuple[int, ...], BeforeValidator(seed_numbers)]
@@ -153,7 +141,7 @@ class ExperimentSpec(Section):
     name: str
     at: Steps = ()
     over: Literal["run", "seeds", "all"] = "run"
-    settings: Annotated[dict[str, Any], BeforeValidator(checked_settings)] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class Spec(Section):

@@ -122,10 +122,7 @@ def error_line(
 
 def shortened_repr(value: object) -> str:
     """Returns a value's repr, or the two ends of a long one."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python spells no whole number of so many digits
-        return "a number of thousands of digits"
+    text = repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 28]}...{text[-25:]}"
 
 

@@ -22,7 +22,7 @@ from interp_tasks.reproduction.runs_and_records import (
     study_digest,
 )
 from interp_tasks.reproduction.study_jobs import all_jobs
-from interp_tasks.reproduction.verdict_text import headlines_markdown, our_number
+from interp_tasks.reproduction.verdict_text import our_number
 
 DOCS = Path(__file__).parents[1] / "docs"
 CIRCUITS = DOCS / "results" / "circuits.md"
@@ -169,7 +169,7 @@ def test_headlines_have_every_kind_of_cell():
     paper = read_paper("nanda")
     said = f"| {FALLS.says} (`a`) | {FALLS.published} |"
     cells = "0.1235 of it | 3 | [-0.333, 2.00e-09] | **held** (p 0.043 after Holm) | 1.5 |"
-    told = headlines_markdown(paper, [one, other, lacking]).splitlines()
+    told = results.headlines_markdown(paper, [one, other, lacking]).splitlines()
     # Both conditions of the one headline, each named.
     assert told[2:] == [
         f"{said} {cells}",
@@ -179,10 +179,10 @@ def test_headlines_have_every_kind_of_cell():
     assert told[0].count("|") == told[1].count("|") == told[2].count("|")
     # What is not trained stands among all claims, where the headline has another condition.
     untrained = {**other, "verdict": "not run"}
-    assert f"{said.replace(' (`a`)', '')} {cells}" in headlines_markdown(paper, [one, untrained])
-    sized = headlines_markdown(paper, [one], {FALLS.id: {**one, "value": 7.0}})
+    assert f"{said.replace(' (`a`)', '')} {cells}" in results.headlines_markdown(paper, [one, untrained])
+    sized = results.headlines_markdown(paper, [one], {FALLS.id: {**one, "value": 7.0}})
     assert f"{FALLS.published} | 7 of it (3) | 0.1235 of it |" in sized
-    assert headlines_markdown(paper, [{**one, "headline": False}]) == ""
+    assert results.headlines_markdown(paper, [{**one, "headline": False}]) == ""
 
 
 def test_bounds_stand_for_a_number_that_runs_end_too_soon_to_have():

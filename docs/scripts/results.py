@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 
+from interp_tasks.pages import format_p_value
+from interp_tasks.published import Paper
 from interp_tasks.reproduction import Reproduction, reproduce
-from interp_tasks.reproduction.verdict_text import headlines_markdown
+from interp_tasks.reproduction.verdict_text import (
+    Verdict,
+    control_numbers,
+    headlines,
+    interval_text,
+    is_known,
+    n_runs_text,
+    with_median,
+)
 
 
 @cache
@@ -27,3 +38,35 @@ def table(name: str) -> str:
         if each["headline"] and each["run"] not in runs and each["verdict"] != "not run"
     }
     return headlines_markdown(found.paper, outcomes, published_size)
+
+
+def verdict(row: Verdict) -> str:
+    """Returns the verdict with its corrected p-value, or the hours of training that it still needs."""
+    text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else str(row["verdict"])
+    if is_known(row["p_holm"]):
+        text += f" (p {format_p_value(row['p_holm'])} after Holm)"
+    return f"{text}, {row['hours']:g} h" if is_known(row["hours"]) else text
+
+
+def headlines_markdown(
+    paper: Paper, verdicts: Sequence[Verdict], published_size: Mapping[str, Verdict] | None = None
+) -> str:
+    """Returns a table of what the paper stands on; nothing where no headline was asked for.
+
+    Args:
+        published_size: by claim, the verdict on the published configuration, for a column of its own.
+    """
+    head = ["finding", "published", "ours", "seeds", "95% interval", "verdict", "untrained"]
+    head[2:2] = ["published size (runs)"] if published_size else []
+    lines = []
+    for claim, shown in headlines(paper, verdicts):
+        for row in shown:
+            condition = f" (`{row['run']}`)" if len(shown) > 1 else ""
+            ours = [cell(row) for cell in (with_median, n_runs_text, interval_text, verdict, control_numbers)]
+            cells = [f"{claim.says}{condition}", claim.published or "–", *ours]
+            if published_size:
+                there = published_size.get(claim.id)
+                cells[2:2] = [f"{with_median(there)} ({n_runs_text(there)})" if there else "–"]
+            lines.append([cell.replace("|", "\\|") for cell in cells])
+    whole = [f"| {' | '.join(line)} |" for line in (head, *lines)]
+    return "\n".join([whole[0], "|---" * len(head) + "|", *whole[1:]]) if lines else ""

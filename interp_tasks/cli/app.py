@@ -83,8 +83,6 @@ def run(arguments: Sequence[str]) -> None:
             check_for_ignored_arguments(context, rest)
             command.parse_args(context, rest)
             command.invoke(context)
-    elif name == "schema":
-        raise UserError("schema is now interp-run --schema")
     elif name in GROUP_OF:
         now = f"interp-run {GROUP_OF[name]} {name}"
         raise UserError(f"{name} is now {now}; see {now} --help")

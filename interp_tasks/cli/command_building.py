@@ -18,27 +18,11 @@ from typer.models import OptionInfo
 
 #: ``-h`` too.
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
-#: Options that are gone, of one command or of any, and what there is instead.
-GONE = {
-    "--queries": "--queries is now --positions",
-    "--plot-format": "--plot-format is gone: in Python, plots.save(result.plot(), 'figure.svg')",
-    "order --kind": "--kind is gone: order follows all quantities",
-    "reproduce --verbose": "--verbose is gone: the page in --out says what each claim says and why the verdict",
-    "search --storage": "--storage is gone: the trials are in OUT/trials.json; --jobs makes several at a time",
-    "train --stacked": "--stacked is gone: --seeds trains one after another, interp-run grid several at a time",
-    "zoo --pack": "--pack is now python -P docs/scripts/pack.py RECIPE, of the source tree",
-}
 
 
 def check_for_ignored_arguments(context: typer.Context, words: Sequence[str]) -> None:
-    """Refuses what would be ignored in silence: options that are gone, several values for one, and empty ones."""
+    """Refuses what would be ignored in silence: several values for one option, and empty ones."""
     command: Any = context.command
-    known = {name for parameter in command.params for name in parameter.opts}
-    for gone, instead in GONE.items():
-        of, _, option = gone.rpartition(" ")
-        is_asked = any(word.partition("=")[0] == option for word in words)
-        if is_asked and of in ("", command.name) and option not in known:
-            context.fail(instead)
     given, _, order = command.make_parser(context).parse_args(args=list(words))
     for parameter in dict.fromkeys(order):
         name, values = " or ".join(parameter.opts), given.get(parameter.name)

@@ -127,14 +127,11 @@ def print_and_write_result(
     top: int | None = None,
 ) -> None:
     """Prints a result, and writes the files that are wanted."""
-    if out is None and not plot:
-        print_as(result, format, metric, top)
-        return
 
     def write() -> list[Path]:
         if out is not None:
             return result.write(out, page=plot)
-        return [result.page().write(result_file_path("", result.experiment, PAGE))]
+        return [result.page().write(result_file_path("", result.experiment, PAGE))] if plot else []
 
     write_and_show(write, lambda: print_as(result, format, metric, top), quiet)
 

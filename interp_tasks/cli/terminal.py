@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -106,12 +105,7 @@ def watch_stop_signals() -> Iterator[Callable[[], bool]]:
 
     A :class:`Stopped` within gets the exit status that belongs to the signal.
     """
-    if threading.current_thread() is not threading.main_thread():
-        # Only there can signals be answered.
-        yield lambda: False
-        return
-    # None: a handler that Python did not install, and cannot put back.
-    before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     signals: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -201,10 +195,6 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
 
 def environment_message(error: BaseException) -> str:
     """Returns in one line an error that a machine or an installation causes; nothing for any other."""
-    if isinstance(error, UnicodeEncodeError):
-        # A glob, or the folder we are in, may lead to a name that is no text.
-        is_a_name = any("\ud800" <= one <= "\udfff" for one in error.object)
-        return f"{error.object!r} is no text here: use a UTF-8 locale, or rename it" if is_a_name else ""
     if isinstance(error, ImportError):
         is_without = error.name == "transformer_lens" or "'HookedTransformer" in str(error)
         return WITHOUT_MODELS if is_without else ""

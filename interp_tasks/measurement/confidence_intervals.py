@@ -36,12 +36,6 @@ def finite_or_nan(value: float) -> float:
     return float(value) if math.isfinite(value) else math.nan
 
 
-def mean_interval_ends(several: Sequence[Interval]) -> Interval:
-    """Returns an interval of a mean of numbers however dependent they are: the mean of their ends."""
-    lows, highs = zip(*several, strict=True)
-    return sum(lows) / len(lows), sum(highs) / len(highs)
-
-
 def standard_error(values: Sequence[float]) -> float:
     """Returns the standard error of the mean of independent numbers, at least two."""
     middle = mean(values)

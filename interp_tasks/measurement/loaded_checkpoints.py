@@ -109,9 +109,8 @@ class Examples:
     def of(cls, options: Options) -> Examples:
         """Returns the examples that an experiment's options ask for, checked as far as that needs no torch."""
         if unknown := options.keys() - Options.__annotations__.keys():
-            known = f"there are {', '.join(Options.__annotations__)}, and its own"
-            known = "it is positions= now" if "queries" in unknown else known
-            raise UserError(f"no argument {unknown.pop()!r}; {known}")
+            known = ", ".join(Options.__annotations__)
+            raise UserError(f"no argument {unknown.pop()!r}; there are {known}, and its own")
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         # Tokens and prompts are examples of the user's own, without a task or with answers of theirs.
         chosen = [name for name in ("tokens", "prompts", "task", "split") if name in given]

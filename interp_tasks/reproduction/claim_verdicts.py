@@ -210,6 +210,7 @@ def paired_ratios(claim: Claim, groups: Mapping[str, Rows], table: Rows) -> dict
 
 
 def mean_of(several: Iterable[Interval]) -> Interval:
+    """Returns bounds, or an interval, of a mean of numbers however dependent they are: the mean of their ends."""
     lows, highs = zip(*several, strict=True)
     return confidence_intervals.mean(lows), confidence_intervals.mean(highs)
 
@@ -377,7 +378,7 @@ def interval_over_examples(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any
     value = mean_over_runs(claim, claimed)
     if value is None or len(several) < len(claimed.numbers):
         return {"reason": "the study has no interval of this number"}
-    low, high = confidence_intervals.mean_interval_ends(several)
+    low, high = mean_of(several)
     error = (high - low) / 2 / confidence_intervals.normal_quantile(1 - ALPHA / 2)
     p = two_sided_p_value(claim.holds, value, error, None) if error else None
     return estimate((low, high), "over examples", p)

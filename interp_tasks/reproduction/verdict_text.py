@@ -1,11 +1,11 @@
-"""Verdicts as people read them: cells of the page's tables, of the terminal's lines and of Markdown."""
+"""Verdicts as people read them: cells of the page's tables, and of the terminal's lines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from interp_tasks.pages import Column, Text, format_p_value, number, with_interval
+from interp_tasks.pages import Column, Text, number, with_interval
 from interp_tasks.published import Claim, Paper, PaperRow
 
 #: A row of ``Reproduction.frame``.
@@ -55,14 +55,6 @@ def control_numbers(row: Verdict) -> str:
     """Returns the number of the untrained model, and those of one that has memorised and one on shuffled labels."""
     named = {"untrained": "", "memorised": " memorised", "shuffled": " shuffled"}
     return ", ".join(number(row[key]) + name for key, name in named.items() if is_known(row[key])) or "–"
-
-
-def verdict(row: Verdict) -> str:
-    """Returns the verdict with its corrected p-value, or the hours of training that it still needs."""
-    text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else str(row["verdict"])
-    if is_known(row["p_holm"]):
-        text += f" (p {format_p_value(row['p_holm'])} after Holm)"
-    return f"{text}, {row['hours']:g} h" if is_known(row["hours"]) else text
 
 
 #: Of every claim: what was published beside what came out.
@@ -138,27 +130,3 @@ def headlines(paper: Paper, verdicts: Sequence[Verdict]) -> Iterator[tuple[Claim
         of_claim = [each for each in verdicts if each["claim"] == claim.id and each["headline"]]
         if of_claim:
             yield claim, [each for each in of_claim if each["verdict"] != "not run"] or of_claim
-
-
-def headlines_markdown(
-    paper: Paper, verdicts: Sequence[Verdict], published_size: Mapping[str, Verdict] | None = None
-) -> str:
-    """Returns a table of what the paper stands on; nothing where no headline was asked for.
-
-    Args:
-        published_size: by claim, the verdict on the published configuration, for a column of its own.
-    """
-    head = ["finding", "published", "ours", "seeds", "95% interval", "verdict", "untrained"]
-    head[2:2] = ["published size (runs)"] if published_size else []
-    lines = []
-    for claim, shown in headlines(paper, verdicts):
-        for row in shown:
-            condition = f" (`{row['run']}`)" if len(shown) > 1 else ""
-            ours = [cell(row) for cell in (with_median, n_runs_text, interval_text, verdict, control_numbers)]
-            cells = [f"{claim.says}{condition}", claim.published or "–", *ours]
-            if published_size:
-                there = published_size.get(claim.id)
-                cells[2:2] = [f"{with_median(there)} ({n_runs_text(there)})" if there else "–"]
-            lines.append([cell.replace("|", "\\|") for cell in cells])
-    whole = [f"| {' | '.join(line)} |" for line in (head, *lines)]
-    return "\n".join([whole[0], "|---" * len(head) + "|", *whole[1:]]) if lines else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import islice, product
@@ -65,18 +65,14 @@ class SearchPlan:
             "pruner": None,
         }
 
-    def check_values(self, valid: Callable[[ResolvedConfig], Any] = lambda resolved: resolved) -> None:
-        """Refuses a value that is valid together with no value of the others.
-
-        Args:
-            valid: raises ``ValueError`` for a configuration that cannot be.
-        """
+    def check_values(self) -> None:
+        """Refuses a value that is valid together with no value of the others."""
         all_ends = {key: representative_values(values) for key, values in self.vary.items()}
         for key, value in ((key, value) for key, values in all_ends.items() for value in values):
             complaints = []
             for combination in islice(product(*(all_ends | {key: [value]}).values()), MAX_COMBINATIONS):
                 try:
-                    valid(self.resolved(dict(zip(all_ends, combination, strict=True))))
+                    self.resolved(dict(zip(all_ends, combination, strict=True)))
                     break
                 except ValueError as error:
                     complaints.append(error)

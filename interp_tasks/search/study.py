@@ -80,7 +80,9 @@ def search(
     check_device(device)
     out = Path(out)
     check_folder_kind(out, "search")
-    key, direction = check_and_get_objective(plan, device)
+    first = plan.resolved({key: representative_values(values)[0] for key, values in plan.vary.items()})
+    check_precision(first.train, device)
+    key, direction = resolve_objective(plan, get(first.task_name, **first.task))
     identity = json.loads(json.dumps(plan.identity(key, direction)))
     file = out / "search.json"
     if file.exists():
@@ -96,18 +98,6 @@ def search(
         run_trials(plan, study, result, trials, jobs, how, progress)
         write(result, study)
     return result
-
-
-def check_and_get_objective(plan: SearchPlan, device: str) -> tuple[str, Direction]:
-    """Returns the objective of a plan and the way that is better."""
-
-    def valid(resolved: ResolvedConfig) -> None:
-        check_precision(resolved.train, device)
-        build_task_and_settings(resolved)
-
-    plan.check_values(valid)
-    first = plan.resolved({key: representative_values(values)[0] for key, values in plan.vary.items()})
-    return resolve_objective(plan, build_task_and_settings(first)[0])
 
 
 def check_same(out: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
