@@ -123,7 +123,7 @@ def test_every_command_measures_on_prompts(run, call, tmp_path):
 
 
 REFUSED = {
-    "ablation --ckpt run": "say --task NAME, --prompts FILE with texts and answers",
+    "ablation --ckpt run": "say --task NAME or --prompts FILE with texts and answers",
     "ablation --ckpt run --prompts nowhere.csv": "--prompts nowhere.csv: no such file",
     "ablation --ckpt run --prompts short.csv": "has no column wrong; it has clean, answer",
     "ablation --ckpt run --prompts prompts.jsonl --split test": "give --split or --prompts, not both",
