@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, format_value
 
 
 class Snapshot:
@@ -205,7 +205,7 @@ def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions 
             raise TypeError
     except TypeError as error:
         raise CircuitsError(
-            f"{label}: positions are integers or a boolean mask [batch pos], got {given!r}"
+            f"{label}: positions are integers, or a mask as a tensor or array of bools; got {format_value(given)}"
         ) from error
     return parsed if repeats else tuple(dict.fromkeys(parsed))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,16 +109,19 @@ class Grid:
             values: the period, for ids 0..period-1; or for each coordinate its ids in cyclic order. Examples with other
                 ids are left out; every combination must occur once.
         """
-        tokens = parse_tensor(tokens, "Grid.of_inputs: tokens")
+        label = "Grid.of_inputs: tokens"
+        tokens = parse_tensor(parse_numbers(tokens, label), label)
         named = dict(coords) if isinstance(coords, Mapping) else {}
-        if isinstance(values, int | np.integer):
-            values = [range(int(values))] * len(named)
-        lists = [list(map(int, each)) for each in values if isinstance(each, Iterable)]
-        outside = [at for at in named.values() if not -tokens.shape[1] <= at < tokens.shape[1]]
-        if not named or len(lists) != len(named) or outside or any(len(set(one)) < len(one) for one in lists):
+        given: Any = values
+        # Of more ids than examples some would be missing.
+        is_period = is_whole(given, 1) and given <= len(tokens)
+        lists = [list(range(given))] * len(named) if is_period else [*map(_as_list, _as_list(given))]
+        fits = [is_whole(each, -tokens.shape[1]) and each < tokens.shape[1] for each in named.values()]
+        fits += [all(map(is_whole, one)) and 0 < len(one) == len({*one}) for one in lists]
+        if not named or not all(fits) or len(lists) != len(named) or tokens.ndim > 2:
             raise CircuitsError(
-                f"Grid.of_inputs: coords name positions 0-{tokens.shape[1] - 1}, as in {{'a': 0, 'b': 1}}, with a list "
-                f"of different ids for each; got {coords} and {len(lists)} lists"
+                "Grid.of_inputs: coords name positions, as in {'a': 0, 'b': 1}; values are the period, or a list of "
+                f"different ids for each; got {coords}, {format_value(values)} for tokens {list(tokens.shape)}"
             )
         index = torch.zeros(len(tokens), dtype=torch.long)
         on_grid = torch.ones(len(tokens), dtype=torch.bool)
@@ -162,6 +165,13 @@ class Grid:
     def coordinates(self) -> Tensor:
         """Returns the coordinates of each cell, whole numbers [cells axes]."""
         return torch.stack(torch.meshgrid(*map(torch.arange, self.sizes), indexing="ij"), -1).flatten(0, -2)
+
+
+def _as_list(given: Any) -> list[Any]:
+    """Returns the entries of a sequence, array or tensor; none of anything else."""
+    given = dense_if_array(given, "Grid.of_inputs: values")
+    given = given.tolist() if isinstance(given, Tensor) else given
+    return list(given) if isinstance(given, Sequence) else []
 
 
 def components(grid: Grid, keys: Sequence[int]) -> Float[Tensor, "cells function"]:

@@ -70,8 +70,10 @@ def lens(
     """
     surface = HookedModel(model)
     edits: list[Any] = list(given)
-    if edits and metric is None and callable(edits[0]):
+    if edits and metric is None and (callable(edits[0]) or isinstance(edits[0], Mapping)):
         metric = edits.pop(0)
+    if any(map(callable, edits)):
+        raise CircuitsError("lens: one metric at a time, and interventions; got a second function")
     prompts = parse_prompts(surface, tokens, "lens")
     parts = surface.n_layers * (surface.n_heads + 4) * (surface.sizes["d_model"] or 1)
     size = choose_batch_size(surface, prompts.shape[1], batch_size, "lens", kept=parts)

@@ -218,6 +218,8 @@ class HookedModel:
 
         Negative ids would count from the end of the table.
         """
+        if not len(tokens):
+            raise CircuitsError(f"{what}: no example is given")
         if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
             dtype = str(tokens.dtype).removeprefix("torch.")
             raise CircuitsError(f"{what} [batch pos] are whole numbers, got {dtype} {list(tokens.shape)}")

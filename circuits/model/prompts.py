@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, format_value
 from circuits.tensors import Snapshot
 
 Words = tuple[tuple[str, ...], ...]
@@ -140,17 +141,12 @@ class Prompts:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> Prompts:
-        """Returns some of the rows: of a slice, indices, or one."""
-        if isinstance(rows, int):
-            row = range(len(self))[rows]  # an IndexError beyond the last, which ends a loop
-            rows = slice(row, row + 1)
+        """Returns some of the rows: of a slice, of one number or several, or of a mask of bools."""
         if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
             return self
-
-        numbers = torch.arange(len(self))[rows].tolist()
-        words, texts = self.words, self.texts
+        numbers, words, texts = row_numbers(rows, len(self)), self.words, self.texts
         return self._at(
-            rows,
+            rows if isinstance(rows, slice) and (rows.step or 1) > 0 else numbers,
             None if words is None else tuple(words[number] for number in numbers),
             None if texts is None else tuple(texts[number] for number in numbers),
         )
@@ -178,9 +174,27 @@ class Prompts:
         return hash(self._key())
 
     def __repr__(self) -> str:
-        lengths = self.lengths.tolist()
-        shown = f"{min(lengths)}-{max(lengths)}" if min(lengths) < max(lengths) else f"{lengths[0]}"
+        lengths = sorted({*self.lengths.tolist()}) or [0]
+        shown = f"{lengths[0]}-{lengths[-1]}" if len(lengths) > 1 else f"{lengths[0]}"
         return f"Prompts({len(self)} of {shown} tokens, {self._tokens!r})"
+
+
+def row_numbers(rows: Any, count: int) -> list[int]:
+    """Returns the numbers of the rows, of so many, that a slice, one number, several or a mask of bools choose."""
+    if isinstance(rows, slice):
+        return list(range(count)[rows])
+    given = rows.numpy(force=True) if isinstance(rows, Tensor) else np.asarray(rows)
+    given = given if given.size else given.astype(int)
+    is_mask = given.dtype == bool and given.shape == (count,)
+    # Bytes may be meant as a mask or as numbers.
+    if not is_mask and (given.dtype.kind not in "iu" or given.ndim > 1 or given.ndim == 1 == given.itemsize):
+        raise CircuitsError(
+            f"prompts: rows are a slice, whole numbers, or a mask of {count} bools; got {format_value(rows)}"
+        )
+    chosen: list[int] = (
+        np.arange(count)[given].reshape(-1).tolist()
+    )  # an IndexError beyond the last ends a loop
+    return chosen
 
 
 def check_mask(mask: Tensor, tokens: Tensor) -> None:

@@ -135,7 +135,8 @@ class Site:
             raise CircuitsError(f"not a site: {self.name!r}; {_WRITE}")
         if self.layer is not None:
             try:
-                object.__setattr__(self, "layer", operator.index(self.layer))
+                layer = None if isinstance(self.layer, bool) else self.layer
+                object.__setattr__(self, "layer", operator.index(layer))  # type: ignore[arg-type]  # None is refused
             except TypeError as error:
                 raise CircuitsError(
                     f"site {self.name!r}: layer={self.layer!r}; give a whole number from 0, or None"

@@ -222,7 +222,7 @@ def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed
 def _parse_held_out(test: Any, batch: int, generator: torch.Generator) -> Tensor:
     """Reads the held-out examples: a fraction or number, drawn at random; a mask [batch], indices or a slice."""
     number = max(1, round(test * batch)) if isinstance(test, float) and 0 < test < 1 else test
-    if is_whole(number, 1) and number < batch:
+    if is_whole(number, 1) and (number < batch or number is not test):
         return torch.randperm(batch, generator=generator)[: int(number)].sort().values
     try:
         if isinstance(number, slice | Sequence | np.ndarray | Tensor):

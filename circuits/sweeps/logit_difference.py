@@ -40,6 +40,8 @@ class LogitDifference:
 
     def __repr__(self) -> str:
         """Returns one line: for how many examples, and the answers of the first."""
+        if not self.right:
+            return f"{CALLER}: no examples"
         number = max(map(len, (self.right, self.wrong, self.positions)))
         of = "all examples," if number == 1 else f"{number} examples, the first"
         right, wrong = (", ".join(map(repr, given[0])) for given in (self.right, self.wrong))

@@ -109,7 +109,7 @@ class Metric:
         """Reads metrics by name; `logit_difference` has its answers with it, each other one gets the batch."""
         named = stringify_keys(given, caller, "metrics")
         if not named or None in named.values():
-            raise CircuitsError(f"{caller}: give a metric, or several by name; got {format_value(given)}")
+            raise CircuitsError(f"{caller}: give each metric by its name; got {format_value(given)}")
         parts = {
             name: cls.of(one, None if isinstance(one, LogitDifference) else batch, inputs, caller, positions)
             for name, one in named.items()

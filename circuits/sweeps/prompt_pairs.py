@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError, format_value
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import continuation_ids, prompts
-from circuits.model.prompts import Prompts
+from circuits.model.prompts import Prompts, row_numbers
 from circuits.sweeps.logit_difference import LogitDifference, logit_difference
 from circuits.validate import is_whole
 
@@ -60,8 +60,7 @@ class PromptPairs:
 
     def __getitem__(self, rows: int | slice | Sequence[int] | np.ndarray | Tensor) -> PromptPairs:
         """Returns the pairs of a slice, of rows by their numbers from 0, or of a mask."""
-        given: Any = rows.tolist() if isinstance(rows, Tensor) else rows
-        chosen = np.ravel(np.arange(len(self))[list(given) if np.ndim(given) else given]).tolist()
+        chosen = row_numbers(rows, len(self))
         right, wrong = (tuple(side[row] for row in chosen) for side in (self.metric.right, self.metric.wrong))
         return PromptPairs(
             self.tokens[chosen],

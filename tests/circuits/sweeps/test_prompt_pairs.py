@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,6 +61,13 @@ def test_numbers_are_those_of_each_prompt_alone(model, tmp_path, side):
     for same in (pairs[[1, 2]], pairs[[False, True, True]], pairs[torch.tensor([False, True, True])]):
         assert (same.source, same.metric, same.labels) == (part.source, part.metric, part.labels)
     assert (pairs[1].tokens, pairs[-1].labels, len(pairs[[]])) == (part[:1].tokens, {"kind": ("a",)}, 0)
+    assert "no examples" in repr(pairs[:0])
+    assert (pairs[::-1].labels, pairs.tokens[::-1][-1]) == (
+        {"kind": ("a", "b", "a")},
+        pairs.tokens[np.int64(0)],
+    )
+    with pytest.raises(CircuitsError, match="a mask of 3 bools"):
+        pairs[np.array([0, 1, 1], np.uint8)]
     torch.testing.assert_close(
         part.metric(run(model, part.tokens), part.tokens), alone[0, 1:], atol=1e-5, rtol=0
     )
