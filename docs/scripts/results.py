@@ -40,12 +40,19 @@ def table(name: str) -> str:
     return headlines_markdown(found.paper, outcomes, published_size)
 
 
+#: Before a verdict: told apart without colour.
+MARKS = {"held": "● **held**", "failed": "✕ **failed**", "undecided": "○ undecided"}
+
+
 def verdict(row: Verdict) -> str:
-    """Returns the verdict with its corrected p-value, or the hours of training that it still needs."""
-    text = f"**{row['verdict']}**" if row["verdict"] in ("held", "failed") else str(row["verdict"])
-    if is_known(row["p_holm"]):
-        text += f" (p {format_p_value(row['p_holm'])} after Holm)"
+    """Returns the verdict with its mark, and the hours of training that it still needs."""
+    text = MARKS.get(row["verdict"], row["verdict"])
     return f"{text}, {row['hours']:g} h" if is_known(row["hours"]) else text
+
+
+def corrected_p(row: Verdict) -> str:
+    """Returns the p-value after Holm's correction."""
+    return format_p_value(row["p_holm"]) if is_known(row["p_holm"]) else "–"
 
 
 def headlines_markdown(
@@ -56,13 +63,14 @@ def headlines_markdown(
     Args:
         published_size: by claim, the verdict on the published configuration, for a column of its own.
     """
-    head = ["finding", "published", "ours", "seeds", "95% interval", "verdict", "untrained"]
+    head = ["finding", "published", "ours", "seeds", "95% interval", "verdict", "p (Holm)", "untrained"]
     head[2:2] = ["published size (runs)"] if published_size else []
     lines = []
     for claim, shown in headlines(paper, verdicts):
         for row in shown:
             condition = f" (`{row['run']}`)" if len(shown) > 1 else ""
-            ours = [cell(row) for cell in (with_median, n_runs_text, interval_text, verdict, control_numbers)]
+            shown_cells = (with_median, n_runs_text, interval_text, verdict, corrected_p, control_numbers)
+            ours = [cell(row) for cell in shown_cells]
             cells = [f"{claim.says}{condition}", claim.published or "–", *ours]
             if published_size:
                 there = published_size.get(claim.id)
