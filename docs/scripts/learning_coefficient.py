@@ -64,7 +64,7 @@ def table() -> str:
     lines += [[name, *map(integer, values), "", ""] for name, values in steps.items()]
     for one, other in DIFFERENCES:
         values = [a - b for a, b in zip(steps[one], steps[other], strict=True)]
-        name = f"{one} less {other.removeprefix('held-out ').removesuffix(', its logarithm')}"
+        name = f"{one} − {other.removeprefix('held-out ').removesuffix(', its logarithm')}"
         lines.append([name, *map(integer, values), with_interval(values), with_interval(values[:3])])
     ends = [f"{rows[0]['coefficient']:.0f}, {rows[-1]['coefficient']:.1f}" for rows in runs]
     lines.append(["coefficient on the plateau, at the end", *ends, "", ""])

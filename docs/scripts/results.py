@@ -63,15 +63,25 @@ def headlines_markdown(
     Args:
         published_size: by claim, the verdict on the published configuration, for a column of its own.
     """
-    head = ["finding", "published", "ours", "seeds", "95% interval", "verdict", "p (Holm)", "untrained"]
+    head = [
+        "finding",
+        "published",
+        "ours",
+        "seeds",
+        "95% interval",
+        "rule",
+        "verdict",
+        "p (Holm)",
+        "untrained",
+    ]
     head[2:2] = ["published size (runs)"] if published_size else []
     lines = []
     for claim, shown in headlines(paper, verdicts):
         for row in shown:
             condition = f" (`{row['run']}`)" if len(shown) > 1 else ""
-            shown_cells = (with_median, n_runs_text, interval_text, verdict, corrected_p, control_numbers)
-            ours = [cell(row) for cell in shown_cells]
-            cells = [f"{claim.says}{condition}", claim.published or "–", *ours]
+            ours = [cell(row) for cell in (with_median, n_runs_text, interval_text)]
+            judged_by = [str(claim.holds), verdict(row), corrected_p(row), control_numbers(row)]
+            cells = [f"{claim.says}{condition}", claim.published or "–", *ours, *judged_by]
             if published_size:
                 there = published_size.get(claim.id)
                 cells[2:2] = [f"{with_median(there)} ({n_runs_text(there)})" if there else "–"]
