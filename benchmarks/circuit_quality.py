@@ -36,7 +36,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from circuits import circuit, patch, plots
-from circuits.figures.layout import INK, draw, untitled
+from circuits.figures.layout import INK, draw_panels, untitled
 from circuits.figures.panels import Series
 from circuits.figures.panels import curve as lines
 
@@ -193,7 +193,7 @@ def picture(folder: Path, file: Path) -> None:
         }
         series[PEER] = along(mean.loc[peer], style=style | {"marker_color": INK})
         panels.append(lines(series, title, x="edges kept", y="faithfulness", log_x=True, x_axis=ticks))
-    figure = untitled(draw(panels, columns=2, share_y=True, font_size=14))
+    figure = untitled(draw_panels(panels, columns=2, share_y=True, font_size=14))
     figure.update_yaxes(range=[-0.05, 1.05], dtick=0.2)
     plots.save(figure.update_annotations(font_size=15), file, width=720, scale=1)
 

@@ -43,7 +43,7 @@ class Competitor:
 
     def step(self) -> None:
         self.task.loss(self.forward(self.batch.tokens), self.batch).backward()
-        self.updater.set_rate(100)
+        self.updater.set_learning_rate(100)
         self.updater.apply()
 
     def filtering(self) -> None:
@@ -54,7 +54,7 @@ class Competitor:
     def megabytes(self) -> float:
         """Weights, gradients, moments of Adam, memory of the filter."""
         weights = list(self.updater.parameters.values())
-        kept = [*weights, *weights, *self.updater.state().values()]
+        kept = [*weights, *weights, *self.updater.state_tensors().values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in kept) / 1e6
 
 

@@ -111,7 +111,7 @@ def epochs(task: tasks.Task, d_model: int, device: str) -> dict[str, Callable[[]
 
         def epoch() -> None:
             task.loss(forward(batch.tokens), batch).backward()
-            updater.set_rate(0)
+            updater.set_learning_rate(0)
             updater.apply()
 
         return epoch

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 
 import tasks
-from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, objective, solve_by_cvxpy
+from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, nuclear_norm_objective, solve_by_cvxpy
 
 
 def one_problem_each(values: torch.Tensor, hidden: torch.Tensor, penalty: float | None) -> torch.Tensor:
@@ -66,7 +66,7 @@ def main() -> None:
             start = time.perf_counter()
             matrices = solve()
             seconds[name].append(time.perf_counter() - start)
-            reached = objective(matrices, values, hidden, penalty)
+            reached = nuclear_norm_objective(matrices, values, hidden, penalty)
             reference = reached if reference is None else reference
             torch.testing.assert_close(reached, reference, rtol=1e-4, atol=1e-6)
     peer = seconds["a problem each"]

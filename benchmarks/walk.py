@@ -59,7 +59,9 @@ class Walk:
         if not code.co_filename.startswith(PACKAGES) or code.co_name.startswith("<"):
             return
         self.functions.add(code)
-        self.resolved += code.co_name == "resolve" and code.co_filename.endswith("checkpoints/refs.py")
+        self.resolved += code.co_name == "resolve" and code.co_filename.endswith(
+            "checkpoints/checkpoint_refs.py"
+        )
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             given = type(frame.f_locals.get(name))
             if given.__module__.split(".")[0] in ("circuits", "tasks", "interp_tasks"):

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from circuits.interventions.edits import edit
     from circuits.interventions.intervention_grids import Draws, draws, grid
     from circuits.logit_lens import DirectAttribution, Lens, lens
-    from circuits.model.check import check
+    from circuits.model.compare_with_torch_hooks import check
     from circuits.model.heads import Head, KeyValueGroup, heads
     from circuits.model.prompt_parsing import prompts
     from circuits.model.prompts import Prompts
     from circuits.model.sae import splice
     from circuits.model.sites import Site
-    from circuits.model.supported import unchecked
+    from circuits.model.supported_models import unchecked
     from circuits.sweeps.logit_difference import logit_difference
     from circuits.sweeps.prompt_pairs import PromptPairs, read_prompts
     from circuits.sweeps.sweep import compare, sweep
@@ -68,13 +68,13 @@ _NAMES = {
     "interventions.edits": "edit",
     "interventions.intervention_grids": "Draws draws grid",
     "logit_lens": "DirectAttribution Lens lens",
-    "model.check": "check",
+    "model.compare_with_torch_hooks": "check",
     "model.heads": "Head KeyValueGroup heads",
     "model.prompt_parsing": "prompts",
     "model.prompts": "Prompts",
     "model.sae": "splice",
     "model.sites": "Site",
-    "model.supported": "unchecked",
+    "model.supported_models": "unchecked",
     "sweeps.logit_difference": "logit_difference",
     "sweeps.prompt_pairs": "PromptPairs read_prompts",
     "sweeps.sweep": "compare sweep",

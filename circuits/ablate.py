@@ -25,8 +25,8 @@ from circuits.interventions.edits import (
     parse_heads_at,
     parse_keys,
     parse_place,
+    parse_places,
     parse_query_positions,
-    parse_target,
 )
 from circuits.interventions.fitted_removal import DIRECTIONS, RemoveFitted, class_functions, fourier_functions
 from circuits.interventions.replacements import Mean, MeanUnderEdit, Noise, Resample, Uniform, Zero
@@ -34,7 +34,7 @@ from circuits.model.heads import KeyValueGroup
 from circuits.model.prompt_parsing import parse_tokens_or_texts
 from circuits.model.sites import Site
 from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
-from circuits.tensors import Snapshot, parse_numbers
+from circuits.tensors_and_positions import Snapshot, parse_numbers
 from circuits.validate import (
     check_renamed_args,
     is_whole,
@@ -337,7 +337,7 @@ def classes(
 
 def _make_ablation_edit(caller: str, what: Any, replacement: Replacement, positions: Any) -> Edit:
     """Returns an edit of heads, a site or a layer."""
-    return Edit(caller, parse_target(what, caller), replacement, parse_query_positions(positions, caller))
+    return Edit(caller, parse_places(what, caller), replacement, parse_query_positions(positions, caller))
 
 
 def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) -> Replacement:

@@ -24,7 +24,7 @@ def format_value(value: Any) -> str:
 
 
 @contextmanager
-def prefix_error_messages(label: str) -> Iterator[None]:
+def prefix_circuits_errors(label: str) -> Iterator[None]:
     """Puts what was asked before the message of an error raised inside the block."""
     try:
         yield

@@ -19,7 +19,7 @@ from circuits.interventions.intervention_grids import Draws
 from circuits.interventions.intervention_grids import draws as draw_variants
 from circuits.model.sites import Site
 from circuits.model.types import IndicesLike
-from circuits.tensors import dense_if_array
+from circuits.tensors_and_positions import dense_if_array
 from circuits.validate import is_whole, parse_seed
 
 __all__ = ["draws", "positions", "slices", "within"]
@@ -44,7 +44,9 @@ class Permuted(Replacement):
                 f"{context.write.label}: the permutation has {len(order)} rows, the run {length} positions; "
                 f"give one of 0-{length - 1}"
             )
-        other_rows = "padding" if context.mask is not None else find_nontoken_argument(context.run.given)
+        other_rows = (
+            "padding" if context.token_mask is not None else find_nontoken_argument(context.run.given)
+        )
         if other_rows is None and bool((current != current[:1]).any()):
             other_rows = "examples that read different rows"
         if other_rows is not None:
@@ -74,13 +76,13 @@ def positions(permutation_or_seed: IndicesLike) -> Edit:
     """
     given = permutation_or_seed
     if is_whole(given):
-        return _edit(Permuted(parse_seed(given, CALLER), None))
+        return _position_edit(Permuted(parse_seed(given, CALLER), None))
     given = dense_if_array(given, CALLER)
     given = given.tolist() if isinstance(given, Tensor) else given
     order = tuple(given) if isinstance(given, Iterable) else ()
     if not order or not all(map(is_whole, order)) or sorted(order) != list(range(len(order))):
         raise CircuitsError(f"{CALLER}: {given!r} is neither a seed nor a permutation of 0..n-1")
-    return _edit(Permuted(None, tuple(map(int, order))))
+    return _position_edit(Permuted(None, tuple(map(int, order))))
 
 
 def draws(count: int, seed: int = 0) -> Draws:
@@ -99,9 +101,9 @@ def slices(shape: Sequence[int], axis: int, seed: int = 0) -> Edit:
     Where permuting the rows of the data leaves its distribution unchanged, and every position sees every other, this is
     equivalent to giving the model another example of the data: its expected error stays the same.
     """
-    grid_positions, axis = _grid(shape, axis, "permute.slices")
+    grid_positions, axis = _position_grid(shape, axis, "permute.slices")
     order = random_order(grid_positions.shape[axis], parse_seed(seed, "permute.slices"))
-    return _edit(Permuted(None, tuple(np.take(grid_positions, order, axis).flatten().tolist())))
+    return _position_edit(Permuted(None, tuple(np.take(grid_positions, order, axis).flatten().tolist())))
 
 
 def within(shape: Sequence[int], axis: int, seed: int = 0) -> Edit:
@@ -113,16 +115,16 @@ def within(shape: Sequence[int], axis: int, seed: int = 0) -> Edit:
         seed: draws a permutation for each slice.
     """
     caller = "permute.within"
-    grid_positions, axis = _grid(shape, axis, caller)
+    grid_positions, axis = _position_grid(shape, axis, caller)
     generator = torch.Generator().manual_seed(parse_seed(seed, caller))
     slices_first = np.moveaxis(grid_positions, axis, 0).copy()
     for index in range(len(slices_first)):
         order = torch.randperm(slices_first[index].size, generator=generator).numpy()
         slices_first[index] = slices_first[index].flatten()[order].reshape(slices_first[index].shape)
-    return _edit(Permuted(None, tuple(np.moveaxis(slices_first, 0, axis).flatten().tolist())))
+    return _position_edit(Permuted(None, tuple(np.moveaxis(slices_first, 0, axis).flatten().tolist())))
 
 
-def _grid(shape: Any, axis: Any, caller: str) -> tuple[np.ndarray, int]:
+def _position_grid(shape: Any, axis: Any, caller: str) -> tuple[np.ndarray, int]:
     """Returns the positions of a grid, in its shape, and the axis."""
     sizes = tuple(shape) if isinstance(shape, Sequence) else ()
     if not sizes or not all(is_whole(size, 1) for size in sizes):
@@ -138,5 +140,5 @@ def random_order(length: int, seed: int) -> tuple[int, ...]:
     return tuple(torch.randperm(length, generator=generator).tolist())
 
 
-def _edit(replacement: Permuted) -> Edit:
+def _position_edit(replacement: Permuted) -> Edit:
     return Edit(CALLER, (Place(Site("pos_embed")),), replacement)

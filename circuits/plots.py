@@ -23,7 +23,7 @@ import torch
 from circuits.errors import CircuitsError
 from circuits.figures import panels
 from circuits.figures.export import picture, save
-from circuits.figures.layout import draw, titled, untitled
+from circuits.figures.layout import draw_panels, titled, untitled
 from circuits.figures.panels import Series
 from circuits.figures.results import SIGNED, attention_figure, heads_figure, pivot_by_head
 from circuits.fourier import Bands, Spectrum
@@ -31,8 +31,8 @@ from circuits.fourier import spectrum as measure_spectrum
 from circuits.model.types import ArrayLike, Figure
 from circuits.patterns import Maps
 from circuits.sweeps.sweep_result import SweepResult
-from circuits.tables import chosen_metrics
-from circuits.tensors import parse_numbers
+from circuits.tables import metrics_asked_for
+from circuits.tensors_and_positions import parse_numbers
 from circuits.validate import stringify_keys
 
 __all__ = ["attention", "curve", "heads", "picture", "save", "spectrum", "titled", "untitled"]
@@ -53,7 +53,7 @@ def attention(
     """
     if isinstance(maps, Maps):
         return maps.plot(labels, title=title)
-    mean = torch.as_tensor(_read_numbers(maps, "plots.attention"))
+    mean = torch.as_tensor(_parse_numbers(maps, "plots.attention"))
     if not 2 <= mean.ndim <= 4 or not mean.numel():
         raise CircuitsError(
             "plots.attention: attention [layer head query key], [head query key] or [query key] is needed; got "
@@ -112,7 +112,7 @@ def _maps_of_table(
     if "draw" in rows:
         rows = rows[rows["draw"].isna()]
     if "metric" in rows:
-        rows = rows[rows["metric"].isin(chosen_metrics(table, metric))]
+        rows = rows[rows["metric"].isin(metrics_asked_for(table, metric))]
         # Panels of one metric are drawn beside each other; metrics keep the order of the table.
         rows = rows.iloc[np.argsort(pd.factorize(rows["metric"])[0], kind="stable")]
     by = [name for name in ("metric", "checkpoint", "ref") if name in rows and rows[name].notna().any()]
@@ -123,7 +123,7 @@ def _maps_of_table(
 
 
 def _map_of_array(values: Any) -> pd.DataFrame:
-    array = _read_numbers(values, "plots.heads")
+    array = _parse_numbers(values, "plots.heads")
     if array.ndim != 2 or not array.size:
         raise CircuitsError(f"plots.heads: an array [layer head] is needed; got {list(array.shape)}")
     return pd.DataFrame(array)
@@ -183,7 +183,7 @@ def curve(
     panel = panels.curve(series, x=x, y=y, log_x=log_x, log_y=log_y, height=310)
     bands = any(one.low is not None for one in series.values())
     subtitle = "Bands: from the lower to the upper bound." if bands else ""
-    return draw([panel], title or f"{y} over {x}", subtitle)
+    return draw_panels([panel], title or f"{y} over {x}", subtitle)
 
 
 def _curves_of_table(
@@ -211,7 +211,7 @@ def _curve_of_arrays(name: str, given: Any) -> Series:
     """Returns a series given as arrays, with bounds where they are given or several runs make them."""
     first, *rest = given if isinstance(given, tuple) else (None, given)
     ys: Any
-    ys, *bounds = (_read_numbers(part, f"plots.curve: {name!r}") for part in rest)
+    ys, *bounds = (_parse_numbers(part, f"plots.curve: {name!r}") for part in rest)
     # x may be names or dates: only its order is used.
     xs: Any = np.arange(ys.shape[-1] if ys.ndim else 0) if first is None else np.asarray(first)
     if ys.ndim == 2 and not bounds:
@@ -235,7 +235,7 @@ def _check_columns(table: pd.DataFrame, needed: Sequence[str], numbers: str, cal
         raise CircuitsError(f"{caller}: column {numbers} holds {table[numbers].dtype}, and no numbers")
 
 
-def _read_numbers(values: Any, caller: str) -> np.ndarray:
+def _parse_numbers(values: Any, caller: str) -> np.ndarray:
     """Returns the values as an array of floats; refuses complex numbers, and rows of several lengths."""
     numbers = parse_numbers(values, caller)
     if numbers.is_complex():

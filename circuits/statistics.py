@@ -28,7 +28,9 @@ _SAME = 1e-9
 Draw = Callable[[np.random.Generator, int, int], np.ndarray]
 
 
-def _blocks(seed: int, draw: Draw, stream: int, count: int, examples: int, step: int) -> Iterator[np.ndarray]:
+def _draw_blocks(
+    seed: int, draw: Draw, stream: int, count: int, examples: int, step: int
+) -> Iterator[np.ndarray]:
     """Yields blocks [example draw] from one generator; neither their size nor caching changes a number."""
     step = max(1, step)
     if count * examples <= _KEPT:
@@ -53,7 +55,7 @@ def _bootstrap_counts(rng: np.random.Generator, count: int, examples: int) -> np
     return rng.multinomial(examples, np.full(examples, 1 / examples), size=count)
 
 
-def _swaps(rng: np.random.Generator, count: int, examples: int) -> np.ndarray:
+def _draw_swaps(rng: np.random.Generator, count: int, examples: int) -> np.ndarray:
     """Returns 1 where the pair of an example is swapped, else 0, [flip example]."""
     return rng.integers(0, 2, size=(count, examples))
 
@@ -69,7 +71,7 @@ def summarise(
     is no interval, nor of a ratio whose denominator may be 0.
     """
     value = ratio(sums.sum(-1), counts.sum(-1))
-    resampled = bootstrap(sums, counts, seed, draws)
+    resampled = bootstrap_ratios(sums, counts, seed, draws)
     paired = (resampled, resampled - resampled[:, :1], ratio(resampled, resampled[:, :1]))
     # All at once, as a call takes longer than its work where there are few series.
     bounds = percentiles(np.concatenate(paired, axis=-1), level)
@@ -107,12 +109,12 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     )
 
 
-def bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np.ndarray:
+def bootstrap_ratios(sums: np.ndarray, counts: np.ndarray, seed: int, draws: int) -> np.ndarray:
     """Returns pooled ratios [draws series] of resamples, of the same examples for every series; of one example NaN."""
     series, examples = sums.shape
     if examples < 2:
         return np.full((draws, series), np.nan)
-    resamples = _blocks(seed, _bootstrap_counts, 1, draws, examples, _BLOCK // max(1, examples, series))
+    resamples = _draw_blocks(seed, _bootstrap_counts, 1, draws, examples, _BLOCK // max(1, examples, series))
     blocks = [ratio(sums @ weights, counts @ weights) for weights in resamples]
     return np.concatenate(blocks, axis=-1).T
 
@@ -138,7 +140,7 @@ def sign_flip_p_values(sums: np.ndarray, counts: np.ndarray, seed: int, flips: i
     if exhaustive:
         swaps = iter([((np.arange(2**examples) >> np.arange(examples)[:, None]) & 1).astype(float)])
     else:
-        swaps = _blocks(seed, _swaps, 2, flips, examples, _FLIPS // max(1, examples, len(sums)))
+        swaps = _draw_blocks(seed, _draw_swaps, 2, flips, examples, _FLIPS // max(1, examples, len(sums)))
     for swap in swaps:
         shift = pair_differences @ swap  # what swaps add to the sums of the edited run, [series flip]
         if same_counts:
@@ -152,7 +154,7 @@ def sign_flip_p_values(sums: np.ndarray, counts: np.ndarray, seed: int, flips: i
     return np.where(np.isnan(observed[:, 0]), np.nan, p_value)
 
 
-def holm(p_values: np.ndarray) -> np.ndarray:
+def holm_adjusted(p_values: np.ndarray) -> np.ndarray:
     """Returns Holm-adjusted p-values (Holm 1979); NaN stays NaN and is not counted in the family."""
     adjusted = np.full(p_values.shape, np.nan)
     order = np.argsort(p_values, kind="stable")[: np.isfinite(p_values).sum()]  # NaN come last
@@ -168,7 +170,7 @@ def min_adjusted_p(tests: int, examples: int, flips: int) -> float:
     return min(1.0, tests * (2 / 2**examples if exhaustive else 1 / (1 + flips)))
 
 
-def least_p_notes(p_values: np.ndarray, examples: int, flips: int) -> list[str]:
+def p_value_floor_notes(p_values: np.ndarray, examples: int, flips: int) -> list[str]:
     """Returns a line where adjusted p-values cannot come below 0.05 whatever the effects, with what would do."""
     tests = int((~np.isnan(p_values)).sum())
     least = min_adjusted_p(tests, examples, flips)

@@ -95,7 +95,7 @@ def wrap_table_to_width(frame: pd.DataFrame, width: int) -> str:
     return "\n\n".join(map(text, parts))
 
 
-def chosen_metrics(frame: pd.DataFrame, metric: str | Sequence[str] | None) -> list[str]:
+def metrics_asked_for(frame: pd.DataFrame, metric: str | Sequence[str] | None) -> list[str]:
     """Returns the metrics of a table that are asked for; None: all.
 
     Raises `CircuitsError` for one that the table does not have.

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention, WeightEdit
-from circuits.model.edit_state import hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
-from circuits.model.supported import missing_weights_hint
+from circuits.model.open_blocks import hold_model_exclusively
+from circuits.model.supported_models import missing_weights_hint
 from circuits.model.types import IndicesLike
 from circuits.model.weight_components import COMPONENTS, PARTS
-from circuits.tensors import Snapshot, dense_if_array
+from circuits.tensors_and_positions import Snapshot, dense_if_array
 from circuits.validate import parse_indices
 
 __all__ = ["COMPONENTS", "weights"]
@@ -113,7 +113,7 @@ def weights(
     chosen = parse_indices(layers, caller, "layers")
     # Another thread may have replaced weights of the source.
     with hold_model_exclusively(source) if isinstance(source, nn.Module) else nullcontext():
-        tensors = _tensors(source, caller)
+        tensors = _weights_by_name(source, caller)
         if adapted := next((name for name in tensors if ".base_layer." in name), None):
             raise CircuitsError(f"{caller}: the source has {adapted}{missing_weights_hint(tensors)}")
         for name in names:
@@ -146,7 +146,7 @@ def select_parameter_names(
     return chosen
 
 
-def _tensors(source: Any, caller: str) -> dict[str, Any]:
+def _weights_by_name(source: Any, caller: str) -> dict[str, Any]:
     """Returns the weights by name."""
     if isinstance(source, nn.Module):
         return dict(HookedModel(source).named_weights())

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.tensors import parse_numbers
+from circuits.tensors_and_positions import parse_numbers
 from circuits.validate import stringify_keys
 
 __all__ = ["Partition", "adjusted", "explained", "partition", "total"]
@@ -61,15 +61,17 @@ def explained(values: ArrayLike, classes: ArrayLike) -> Float[Tensor, "*kinds"]:
     Returns:
         [*features] or [kind *features]; 0 for a feature that does not vary.
     """
-    parsed, kinds = _read_values(values), parse_numbers(classes, "variance.explained: classes")
+    parsed, kinds = _parse_values(values), parse_numbers(classes, "variance.explained: classes")
     shape = (*kinds.shape[:-1], *parse_numbers(values, "variance").shape[1:])
-    return _shares(_between_class_sums(parsed, kinds, "variance.explained"), parsed).reshape(shape)
+    return _shares_of_variance(_between_class_squares(parsed, kinds, "variance.explained"), parsed).reshape(
+        shape
+    )
 
 
 def total(values: ArrayLike, classes: ArrayLike) -> Float[Tensor, "*kinds"]:
     """Returns the share of `explained` for all features together: explained variance over variance, each summed."""
-    parsed, kinds = _read_values(values), parse_numbers(classes, "variance.total: classes")
-    between = _between_class_sums(parsed, kinds, "variance.total").sum(-1, keepdim=True)
+    parsed, kinds = _parse_values(values), parse_numbers(classes, "variance.total: classes")
+    between = _between_class_squares(parsed, kinds, "variance.total").sum(-1, keepdim=True)
     squares, mean_squares = ((x**2).sum() for x in (parsed - parsed.mean(0), parsed))
     varies = bool(squares > ROUNDING * mean_squares)
     return (between / squares if varies else 0 * between).reshape(kinds.shape[:-1])
@@ -93,11 +95,11 @@ def partition(values: ArrayLike, classes: Mapping[str, ArrayLike]) -> Partition:
         classes: name -> whole numbers from 0 [example]. It is an error if the kinds together have as many degrees
             of freedom as there are examples, or depend on each other, because unique shares are then not defined.
     """
-    caller, parsed = "variance.partition", _read_values(values)
+    caller, parsed = "variance.partition", _parse_values(values)
     if not isinstance(classes, Mapping) or not classes:
         raise CircuitsError(f"{caller}: classes are a dict of names and whole numbers, one per example")
     kinds = {
-        name: _read_classes(one, len(parsed), f"{caller}: {name}")
+        name: _parse_classes(one, len(parsed), f"{caller}: {name}")
         for name, one in stringify_keys(classes, caller, "classes").items()
     }
     # One function fewer than classes, as their sum is constant.
@@ -119,24 +121,24 @@ def partition(values: ArrayLike, classes: Mapping[str, ArrayLike]) -> Partition:
         # By the general linear hypothesis, this is the loss in explained squares without a block of functions.
         unique.append((solution[own] * torch.linalg.solve(inverse[own, own], solution[own])).sum(0))
     shape = parse_numbers(values, caller).shape[1:]
-    alone = _between_class_sums(parsed, torch.stack(list(kinds.values())), caller)
+    alone = _between_class_squares(parsed, torch.stack(list(kinds.values())), caller)
     return Partition(
         tuple(kinds),
-        _shares(alone, parsed).reshape(-1, *shape),
-        _shares(torch.stack(unique), parsed).reshape(-1, *shape),
-        _shares((with_values * solution).sum(0), parsed).reshape(shape),
+        _shares_of_variance(alone, parsed).reshape(-1, *shape),
+        _shares_of_variance(torch.stack(unique), parsed).reshape(-1, *shape),
+        _shares_of_variance((with_values * solution).sum(0), parsed).reshape(shape),
         tuple(block.shape[1] for block in blocks),
     )
 
 
-def _read_values(values: Any) -> Float[Tensor, "example feature"]:
+def _parse_values(values: Any) -> Float[Tensor, "example feature"]:
     tensor = parse_numbers(values, "variance").detach().double()
     if tensor.ndim == 0 or tensor.numel() == 0 or not bool(tensor.isfinite().all()):
         raise CircuitsError(f"variance: needs finite values [example ...], got {list(tensor.shape)}")
     return tensor.reshape(len(tensor), -1)
 
 
-def _read_classes(classes: Any, examples: int, caller: str) -> Int[Tensor, " example"]:
+def _parse_classes(classes: Any, examples: int, caller: str) -> Int[Tensor, " example"]:
     """Returns the classes of the examples, renumbered without empty ones."""
     labels = parse_numbers(classes, caller)
     if labels.shape != (examples,) or labels.dtype.is_floating_point or labels.dtype.is_complex:
@@ -147,18 +149,18 @@ def _read_classes(classes: Any, examples: int, caller: str) -> Int[Tensor, " exa
     return labels.cpu().unique(return_inverse=True)[1]
 
 
-def _between_class_sums(values: Tensor, classes: Tensor, caller: str) -> Float[Tensor, "kind feature"]:
+def _between_class_squares(values: Tensor, classes: Tensor, caller: str) -> Float[Tensor, "kind feature"]:
     """Returns Σ over classes of n_c · mean², of the values less their mean, for classes [kind example] or [example]."""
     centred, found = values - values.mean(0), []
     for kind in classes if classes.ndim == 2 else classes[None]:
-        index = _read_classes(kind, len(values), caller).to(values.device)
+        index = _parse_classes(kind, len(values), caller).to(values.device)
         counts = torch.bincount(index)
         sums = centred.new_zeros(len(counts), centred.shape[1]).index_add_(0, index, centred)
         found.append((sums.square() / counts[:, None]).sum(0))
     return torch.stack(found)
 
 
-def _shares(sums: Tensor, values: Tensor) -> Tensor:
+def _shares_of_variance(sums: Tensor, values: Tensor) -> Tensor:
     """Returns sums of squares [... feature] as shares of the variance; 0 for a feature that does not vary."""
     squares = (values - values.mean(0)).square().sum(0)
     varies = squares > ROUNDING * values.square().sum(0)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import find_marks, resolve
-from interp_tasks.checkpoints.refs import task_of_run
-from interp_tasks.measurement.loaded_checkpoints import Examples, Progress, subjects
-from interp_tasks.measurement.result import Result, join, shown_table
-from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, read_runs
+from interp_tasks.checkpoints.drop_marks import task_of_run
+from interp_tasks.measurement.experiment_options import Examples, Progress
+from interp_tasks.measurement.loaded_checkpoints import subjects
+from interp_tasks.measurement.result import Result, join_results, readable_table
+from interp_tasks.measurement.run_logs import Curve, LoggedRun, curves_panel, read_runs
 from interp_tasks.pages import (
     Column,
     Figure,
@@ -60,13 +61,13 @@ class ShippedRunOutcome:
         pictures: by the step of every checkpoint, what it makes of one example.
     """
 
-    log: Run
+    log: LoggedRun
     task: Any
     width: int
     result: Result
     pictures: Mapping[int, plotly.graph_objects.Figure]
 
-    def row(self, mark: str, metric: str, intervention: str = "uniform") -> dict[str, Any]:
+    def find_row(self, mark: str, metric: str, intervention: str = "uniform") -> dict[str, Any]:
         """Returns the one row of a checkpoint (``pre`` or ``post``), metric and edit."""
         frame = self.result.frame
         of_edit = (frame["metric"] == metric) & (frame["intervention"] == intervention)
@@ -109,10 +110,10 @@ def measure_shipped_run(
     results = [experiments.ablation(refs, keys=some, **given) for some in keys]
     (log,) = read_runs(run)
     width = resolve(refs[-1])[0].meta["model"]["d_model"]
-    return ShippedRunOutcome(log, task_of_run(log.described), width, join(results), pictures)
+    return ShippedRunOutcome(log, task_of_run(log.described), width, join_results(results), pictures)
 
 
-def run_both(model: Any, tokens: Any, **options: Any) -> list[Any]:
+def run_plain_and_uniform(model: Any, tokens: Any, **options: Any) -> list[Any]:
     """Returns what a model makes of tokens as it is, and with uniform attention in all heads."""
     from circuits import ablate, run
 
@@ -143,7 +144,8 @@ def median_matrix_and_completions(
     hidden = median.extras["hidden"].numpy().reshape(shape)
     made = {
         subject.stored.step: [
-            each[0, :, 0].double().numpy().reshape(shape) for each in run_both(subject.model, median.tokens)
+            each[0, :, 0].double().numpy().reshape(shape)
+            for each in run_plain_and_uniform(subject.model, median.tokens)
         ]
         for subject in subjects(f"{run}@all", examples)
     }
@@ -158,10 +160,10 @@ def draw_sum_attention(run: str, examples: Examples) -> dict[int, plotly.graph_o
         first, modulus = subject.batch[:1], subject.task.p  # type: ignore[union-attr]  # of modular addition
         made = [
             (int(output[0, -1, :modulus].argmax()), kept["pattern.0"][0, :, -1].double().numpy())
-            for output, kept in run_both(subject.model, first.tokens, cache=["pattern.0"])
+            for output, kept in run_plain_and_uniform(subject.model, first.tokens, cache=["pattern.0"])
         ]
         operands = first.extras["operands"][0].tolist()
-        drawn[subject.stored.step] = attention_figure(operands, int(first.targets[0]), made)
+        drawn[subject.stored.step] = sum_attention_figure(operands, int(first.targets[0]), made)
     return drawn
 
 
@@ -170,22 +172,22 @@ def error_of_guessing_zero(outcome: ShippedRunOutcome) -> float:
     return float(outcome.task.plateau_levels()["mse_masked"])
 
 
-def summary(found: Demo) -> list[str]:
+def summary_lines(found: Demo) -> list[str]:
     """Returns ten lines: both models over training, as trained and edited, and what is published."""
     outcome, sums = found.matrices, found.sums
-    matrices, answers = outcome.row("post", "mse_masked")["n"], sums.row("post", "accuracy")["n"]
+    matrices, answers = outcome.find_row("post", "mse_masked")["n"], sums.find_row("post", "accuracy")["n"]
     lines = [
         f"Matrix completion (Gopalani et al. 2024): error at the blanks of {matrices} matrices",
         curve_sparkline(outcome, f"{number(error_of_guessing_zero(outcome))} is guessing 0"),
         table_line("", "as trained", "uniform attention", "published"),
-        *(mark_line(outcome.row(mark, "mse_masked"), mark, number, PUBLISHED[mark]) for mark in WHEN),
+        *(mark_line(outcome.find_row(mark, "mse_masked"), mark, number, PUBLISHED[mark]) for mark in WHEN),
         f"Modular addition (Nanda et al. 2023): right answers to {answers} sums mod {sums.task.p}",
         curve_sparkline(sums, f"chance is {1 / sums.task.p:.1%}"),
         table_line("", "as trained", "uniform attention", "over the numbers only"),
     ]
     for mark in WHEN:
-        more = edited_value_text(sums.row(mark, "accuracy", OPERANDS), format_percent)
-        lines.append(mark_line(sums.row(mark, "accuracy"), mark, format_percent, more))
+        more = edited_value_text(sums.find_row(mark, "accuracy", OPERANDS), format_percent)
+        lines.append(mark_line(sums.find_row(mark, "accuracy"), mark, format_percent, more))
     return lines
 
 
@@ -223,11 +225,12 @@ def curve_sparkline(outcome: ShippedRunOutcome, says: str) -> str:
 
 def demo_page(found: Demo) -> Page:
     """Returns a page with a chapter for each model."""
-    blanks, answers = found.matrices.row("post", "mse_masked"), found.sums.row("post", "accuracy")
+    blanks, answers = found.matrices.find_row("post", "mse_masked"), found.sums.find_row("post", "accuracy")
+    zero = error_of_guessing_zero(found.matrices)
     opening = Text(
-        f"The first fills in the blanks of matrices, with an error of {number(blanks['baseline'])} after training. "
-        "When every head is made to look at all positions equally (uniform attention) it errs by "
-        f"{number(blanks['value'])}; always answering 0 errs by {number(error_of_guessing_zero(found.matrices))}. "
+        f"The first fills in the blanks of matrices, with an error of {number(blanks['baseline'])} after "
+        "training. When every head is made to look at all positions equally (uniform attention) it errs by "
+        f"{number(blanks['value'])}; always answering 0 errs by {number(zero)}. "
         f"The second adds numbers: {answers['baseline']:.0%} of its answers are right, {answers['value']:.0%} under "
         "uniform attention. Move the sliders to see how that came about."
     )
@@ -241,7 +244,7 @@ def demo_page(found: Demo) -> Page:
 
 def matrix_chapter(outcome: ShippedRunOutcome) -> list[Section]:
     """Returns the chapter of the page about matrix completion."""
-    task, level, after = outcome.task, error_of_guessing_zero(outcome), outcome.row("post", "mse_masked")
+    task, level, after = outcome.task, error_of_guessing_zero(outcome), outcome.find_row("post", "mse_masked")
     rows, columns = (len(axis.values) for axis in task.grid_axes())
     intro = (
         f"The model sees a {rows}×{columns} matrix of rank {task.rank} with about {task.p_mask:.0%} of its entries "
@@ -252,14 +255,14 @@ def matrix_chapter(outcome: ShippedRunOutcome) -> list[Section]:
         f"Numbers at blanks are bold; the error above a picture is that at its blanks. Of {after['n']} test matrices "
         "this one has the median error after training."
     )
-    given = Curve("mse_observed", *outcome.log.finite("mse_observed"), None)
+    given = Curve("mse_observed", *outcome.log.finite_values("mse_observed"), None)
     curves = {"blanks": outcome.log.validation_curve("mse_masked"), "given entries": given}
     dotted = f"the error of answering 0, {number(level)}"
     return [
         Text(intro, "Filling in the blanks of a matrix"),
-        curve_figure(outcome, curves, level, "mean squared error", "Error over training", dotted),
+        training_curve_figure(outcome, curves, level, "mean squared error", "Error over training", dotted),
         Figure(step_slider_figure(outcome), "A matrix, and what the model makes of it", picture),
-        *edited_sections(outcome),
+        *before_and_after_sections(outcome),
     ]
 
 
@@ -271,7 +274,7 @@ def sum_chapter(outcome: ShippedRunOutcome) -> list[Section]:
         f"{outcome.task.train_fraction:.0%} of all pairs and is tested on the others. Nanda, Chan, Lieberum, Smith and "
         "Steinhardt (ICLR 2023) worked out how such a model does it (https://arxiv.org/abs/2301.05217)."
     )
-    train = Curve("accuracy", *outcome.log.finite("accuracy", "train"), None)
+    train = Curve("accuracy", *outcome.log.finite_values("accuracy", "train"), None)
     curves = {
         "sums it was not trained on": outcome.log.validation_curve("accuracy"),
         "sums it was trained on": train,
@@ -280,16 +283,16 @@ def sum_chapter(outcome: ShippedRunOutcome) -> list[Section]:
     dotted, axis = f"chance, {chance:.1%}", "share of right answers"
     return [
         Text(intro, "Adding two numbers"),
-        curve_figure(outcome, curves, chance, axis, "Right answers over training", dotted),
+        training_curve_figure(outcome, curves, chance, axis, "Right answers over training", dotted),
         Figure(step_slider_figure(outcome), "Attention of every head and the answer", looks, width=900),
-        *edited_sections(outcome),
+        *before_and_after_sections(outcome),
     ]
 
 
-def edited_sections(outcome: ShippedRunOutcome) -> list[Section]:
+def before_and_after_sections(outcome: ShippedRunOutcome) -> list[Section]:
     """Returns the metrics as trained and edited, before and after the drop, and all numbers behind them."""
     frame = outcome.result.frame
-    columns = [Column("checkpoint", "ref"), Column("step", "step"), *shown_table(frame)[1]]
+    columns = [Column("checkpoint", "ref"), Column("step", "step"), *readable_table(frame)[1]]
     notes, name = " ".join(outcome.result.notes), f"demo-{outcome.task.name}"
     (drawn,) = outcome.result.figures()
     title = f"With and without attention, before and after the {outcome.drop_or_rise}"
@@ -304,13 +307,13 @@ def step_slider_figure(outcome: ShippedRunOutcome) -> plotly.graph_objects.Figur
     return step_slider(dict(zip(labels, outcome.pictures.values(), strict=True)))
 
 
-def curve_figure(
+def training_curve_figure(
     outcome: ShippedRunOutcome, curves: Mapping[str, Curve], level: float, axis: str, title: str, dotted: str
 ) -> Figure:
     """Returns metrics over training, the drop of the first in bold and a dotted line at its level."""
-    from circuits.figures.layout import draw
+    from circuits.figures.layout import draw_panels
 
-    figure = draw([curves_panel(curves, axis, {next(iter(curves)): level})])
+    figure = draw_panels([curves_panel(curves, axis, {next(iter(curves)): level})])
     return Figure(figure, title, f"Bold: from onset to end of the {outcome.drop_or_rise}. Dotted: {dotted}.")
 
 
@@ -320,7 +323,7 @@ def matrix_figure(
     """Draws a matrix with its blanks, the whole one, and what a checkpoint makes of it as it is and edited."""
     import numpy as np
 
-    from circuits.figures.layout import draw
+    from circuits.figures.layout import draw_panels
 
     shown = {
         f"Given: {int(hidden.sum())} of {hidden.size} are blank": np.where(hidden, np.nan, truth),
@@ -331,31 +334,33 @@ def matrix_figure(
         error = number(float(errors.mean()) if errors.size else None, 3, zeros=True)
         shown[f"{name}: error {error}"] = output
     largest = float(abs(truth).max())
-    return draw([matrix_panel(values, hidden, title, largest) for title, values in shown.items()], columns=2)
+    return draw_panels(
+        [matrix_panel(values, hidden, title, largest) for title, values in shown.items()], columns=2
+    )
 
 
 def matrix_panel(values: Array, hidden: NDArray[np.bool_], title: str, largest: float) -> Panel:
     """Returns a matrix as coloured cells with its numbers, those at blanks in bold."""
     import numpy as np
 
-    from circuits.figures.panels import heat
+    from circuits.figures.panels import heatmap
 
     text = np.vectorize("{:.2f}".format, otypes=[object])(values)
     text = np.where(np.isnan(values), "", np.where(hidden, "<b>" + text + "</b>", text)).tolist()
     axes: dict[str, Any] = {"across": "column", "down": "row", "text": text, "bar": False}
-    panel = heat(values, title, unit="entry", signed=True, end=largest, width=200, **axes)
+    panel = heatmap(values, title, unit="entry", signed=True, end=largest, width=200, **axes)
     # Plotly would fit numbers to cells with their tags for bold counted as letters: too small to read.
     return replace(panel, traces=[{**trace, "textfont": {"size": 9}} for trace in panel.traces])
 
 
-def attention_figure(
+def sum_attention_figure(
     operands: Sequence[int], right: int, made: Sequence[tuple[int, Array]]
 ) -> plotly.graph_objects.Figure:
     """Draws where each head looks when the model answers a sum, as it is and under uniform attention."""
     import pandas
 
-    from circuits.figures.layout import draw
-    from circuits.figures.panels import heat
+    from circuits.figures.layout import draw_panels
+    from circuits.figures.panels import heatmap
 
     (a, b), panels = operands, []
     for name, (given, looks) in zip((TRAINED, UNIFORM), made, strict=True):
@@ -364,5 +369,5 @@ def attention_figure(
         title = f"{name.capitalize()}: {a} + {b} = {given}, {judged}"
         axes: dict[str, Any] = {"across": "attention from the last token to", "down": "head"}
         bar = name == UNIFORM
-        panels.append(heat(table, title, unit="attention", end=1.0, width=240, row=40, bar=bar, **axes))
-    return draw(panels, columns=2)
+        panels.append(heatmap(table, title, unit="attention", end=1.0, width=240, row=40, bar=bar, **axes))
+    return draw_panels(panels, columns=2)

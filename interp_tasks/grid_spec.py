@@ -16,26 +16,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
-from interp_tasks.checkpoints.refs import ZOO_FOLDER, check_selector, suggest
-from interp_tasks.disk import read_toml
+from interp_tasks.checkpoints.checkpoint_refs import ZOO_FOLDER, check_selector, closest_names_hint
 from interp_tasks.errors import UserError
+from interp_tasks.file_io import read_toml
 from interp_tasks.setting_parsing import parse_seeds
 from interp_tasks.training.config import SECTIONS, list_valued_keys
 from tasks.errors import TaskError
-from tasks.settings import error_line
+from tasks.model_settings import validation_error_line
 
 #: What a file should hold.
 FORM = "a grid, see docs/grids.md"
 RECIPES = "recipes"
 
 
-class Section(BaseModel):
+class StrictSection(BaseModel):
     """A section of a file: frozen, without unknown keys or infinite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def seed_numbers(given: Any) -> tuple[int, ...]:
+def parse_seed_numbers(given: Any) -> tuple[int, ...]:
     """Parses different seeds from ``"0:4"``, ``"0,2"`` or a list."""
     return tuple(parse_seeds(",".join(map(str, as_list(given)))))
 
@@ -45,7 +45,7 @@ def as_list(given: Any) -> Any:
     return [given] if isinstance(given, (str, int, Mapping)) else given
 
 
-def flattened(settings: Any) -> Any:
+def flatten_sections(settings: Any) -> Any:
     """Flattens sections: ``task.p = 11`` without quotes is a table in TOML, and means ``"task.p" = 11``."""
     if not isinstance(settings, Mapping):
         return settings
@@ -59,7 +59,7 @@ def flattened(settings: Any) -> Any:
     return flat
 
 
-Seeds = Annotated[tuple[int, ...], BeforeValidator(seed_numbers)]
+Seeds = Annotated[tuple[int, ...], BeforeValidator(parse_seed_numbers)]
 #: Marks or steps.
 Steps = Annotated[tuple[StrictStr | StrictInt, ...], BeforeValidator(as_list)]
 
@@ -70,7 +70,7 @@ def check_marks(at: Steps, what: str) -> None:
         check_selector(selector.strip(), f"{what}, at")
 
 
-class Shipment(Section):
+class Shipment(StrictSection):
     """Says which runs of a block ship with the package, under which name, with which checkpoints.
 
     Attributes:
@@ -82,14 +82,14 @@ class Shipment(Section):
     """
 
     name: str
-    seeds: Annotated[tuple[int, ...] | None, BeforeValidator(lambda given: given and seed_numbers(given))] = (
-        None
-    )
+    seeds: Annotated[
+        tuple[int, ...] | None, BeforeValidator(lambda given: given and parse_seed_numbers(given))
+    ] = None
     at: Steps = ("last",)
     exact: bool = False
 
 
-class TrainBlock(Section):
+class TrainBlock(StrictSection):
     """Runs to train: every combination of the values given, each with every seed.
 
     Attributes:
@@ -102,11 +102,13 @@ class TrainBlock(Section):
 
     task: str
     preset: str = "cpu"
-    settings: Annotated[dict[str, Any], BeforeValidator(flattened)] = Field(default_factory=dict, alias="set")
+    settings: Annotated[dict[str, Any], BeforeValidator(flatten_sections)] = Field(
+        default_factory=dict, alias="set"
+    )
     seeds: Seeds = (0,)
     ship: Annotated[tuple[Shipment, ...], BeforeValidator(as_list)] = ()
 
-    def values(self) -> dict[str, list[Any]]:
+    def values_by_setting(self) -> dict[str, list[Any]]:
         """Returns the values that each setting runs through; axes are those that have several."""
         lists = list_valued_keys(self.task)
 
@@ -118,18 +120,18 @@ class TrainBlock(Section):
             key: [value] if is_single_value(key, value) else value for key, value in self.settings.items()
         }
 
-    def count(self) -> int:
+    def count_runs(self) -> int:
         """Returns how many runs these are."""
-        return len(self.seeds) * math.prod(map(len, self.values().values()))
+        return len(self.seeds) * math.prod(map(len, self.values_by_setting().values()))
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Yields each combination of settings."""
-        values = self.values()
+        values = self.values_by_setting()
         for chosen in product(*values.values()):
             yield dict(zip(values, chosen, strict=True))
 
 
-class ExperimentSpec(Section):
+class ExperimentSpec(StrictSection):
     """An experiment: a function of ``interp_tasks.experiments``.
 
     Attributes:
@@ -144,7 +146,7 @@ class ExperimentSpec(Section):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
-class Spec(Section):
+class Spec(StrictSection):
     """A grid.
 
     Attributes:
@@ -181,11 +183,11 @@ def read_grid_spec(path: str | Path) -> Spec:
     """Returns a grid from a TOML file."""
     values = dict(read_toml(Path(path), FORM))
     if "train" in values:
-        values["train"] = [with_base(block, Path(path)) for block in as_list(values["train"])]
+        values["train"] = [merge_base_grid(block, Path(path)) for block in as_list(values["train"])]
     return parse_grid_spec(values, str(path))
 
 
-def with_base(block: Any, path: Path) -> Any:
+def merge_base_grid(block: Any, path: Path) -> Any:
     """Returns a block with task, preset and settings of the grid beside its file that it names as its base."""
     if not isinstance(block, Mapping) or "base" not in block:
         return block
@@ -200,7 +202,7 @@ def with_base(block: Any, path: Path) -> Any:
     if len(bases) != 1:
         raise UserError(f"{path}: base = {name!r}: a base has one [[train]], that one has {len(bases)}")
     with name_file_in_errors(str(path)):
-        settings = flattened(own.get("set", {}))
+        settings = flatten_sections(own.get("set", {}))
     if isinstance(settings, Mapping):
         settings = {**bases[0].settings, **settings}
     return {**own, "task": bases[0].task, "preset": bases[0].preset, "set": settings}
@@ -211,7 +213,7 @@ def parse_grid_spec(values: Mapping[str, Any], name: str = "grid") -> Spec:
     try:
         spec = Spec(**values)
     except ValidationError as error:
-        raise UserError(f"{name}: {error_line(error, 'grid', Spec.model_fields, KEYS)}") from None
+        raise UserError(f"{name}: {validation_error_line(error, 'grid', Spec.model_fields, KEYS)}") from None
     except TypeError as error:
         raise UserError(f"{name}: {error}") from None
     if not spec.train and not spec.runs:
@@ -235,7 +237,9 @@ def recipe_file(given: str | Path) -> Path:
         return path
     if str(given) in recipe_names():
         return ZOO_FOLDER / RECIPES / f"{given}.toml"
-    raise UserError(f"{given}: no such file and no recipe of that name{suggest(str(given), recipe_names())}")
+    raise UserError(
+        f"{given}: no such file and no recipe of that name{closest_names_hint(str(given), recipe_names())}"
+    )
 
 
 @dataclass(frozen=True)
@@ -275,22 +279,22 @@ def shipped_runs(spec: Spec) -> list[ShippedRun]:
                 raise UserError(f"ship {shipment.name}: seed {min(unknown)} is not trained")
             for index, (values, seed) in trained:
                 if shipment.seeds is None or seed in shipment.seeds:
-                    name = zoo_name(shipment, {"seed": seed, **values})
+                    name = fill_shipped_name(shipment, {"seed": seed, **values})
                     if name in runs:
                         raise UserError(f"two runs ship as {name}: write {{seed}} or a setting into the name")
                     runs[name] = ShippedRun(name, block, index, seed, values, shipment)
     return list(runs.values())
 
 
-def zoo_name(shipment: Shipment, known: Mapping[str, Any]) -> str:
+def fill_shipped_name(shipment: Shipment, known: Mapping[str, Any]) -> str:
     """Returns the name of a run in the zoo, its seed and settings filled in."""
 
-    def value(match: re.Match[str]) -> str:
+    def fill_placeholder(match: re.Match[str]) -> str:
         if match[1] not in known:
             raise UserError(f"ship {shipment.name}: {match[0]} is none of {', '.join(known)}")
         return re.sub(r"[^A-Za-z0-9-]+", "_", str(known[match[1]]))
 
-    name = re.sub(r"\{([^{}]*)\}", value, shipment.name)
+    name = re.sub(r"\{([^{}]*)\}", fill_placeholder, shipment.name)
     if not re.fullmatch(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*", name):
         raise UserError(
             f"ship {name}: a name in the zoo is of letters, digits, - and _, with / between folders; 5e-1 for 0.5"

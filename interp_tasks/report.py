@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
-from interp_tasks.checkpoints.run_files import is_checkpoint
+from interp_tasks.checkpoints.run_files import is_checkpoint_folder
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.head_selection import (
+from interp_tasks.measurement.experiment_options import Examples, Options
+from interp_tasks.measurement.head_options_and_edits import (
     EACH,
     EACH_LAYER,
     heads_by_label,
@@ -22,15 +23,13 @@ from interp_tasks.measurement.head_selection import (
     parse_edit_options,
 )
 from interp_tasks.measurement.loaded_checkpoints import (
-    Examples,
     LoadedCheckpoint,
-    Options,
-    by_run,
+    checkpoints_by_run,
     resolve_refs,
     subjects,
 )
-from interp_tasks.measurement.result import run_sweep, shown_table, tidy, value_text
-from interp_tasks.measurement.run_logs import Curve, Run, curves_panel, declared_by_run, read_runs
+from interp_tasks.measurement.result import readable_table, run_sweep, tidy_frame, value_text
+from interp_tasks.measurement.run_logs import Curve, LoggedRun, curves_panel, declared_by_run, read_runs
 from interp_tasks.pages import (
     Column,
     Figure,
@@ -79,7 +78,7 @@ ATTENTION = (
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CheckpointMeasures:
     """One checkpoint on one task: of a mixture there is one for each part.
 
     Attributes:
@@ -112,8 +111,8 @@ class Report:
     """
 
     name: str
-    snapshots: Sequence[Snapshot]
-    run: Run | None
+    snapshots: Sequence[CheckpointMeasures]
+    run: LoggedRun | None
     curve: Curve | None
     missing: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -169,7 +168,7 @@ class Report:
         """Returns one self-contained page: main numbers, training, effects and attention by checkpoint."""
         import pandas
 
-        from interp_tasks.measurement.table_figures import figures
+        from interp_tasks.measurement.table_figures import table_figures
 
         sections: list[Section] = [Table(pandas.DataFrame(self.headlines()), name="report-headlines")]
         if self.run is not None and self.curve is not None:
@@ -185,12 +184,12 @@ class Report:
             together = together[together["variant"] == ALL]
             counts = together["n"].dropna().unique()
             examples = f"n = {int(counts[0]):,} examples." if len(counts) == 1 else ""
-            (edited,) = figures(together.assign(variant=together["intervention"]), examples)
+            (edited,) = table_figures(together.assign(variant=together["intervention"]), examples)
             by_head = step_slider(dict(zip(labels, effects_figures(of_part, ends), strict=True)))
             sections += [
                 replace(edited, title=f"All heads edited at once{of}"),
                 Figure(by_head, f"Effect of each head alone{of}", EFFECTS),
-                Figure(attention_figure(of_part, labels), f"Attention{of}", ATTENTION),
+                Figure(attention_slider_figure(of_part, labels), f"Attention{of}", ATTENTION),
             ]
         sections += [effects_table(self.snapshots), metrics_table(self.snapshots)]
         return Page(f"Report on {self.name}", sections, self.config)
@@ -215,7 +214,7 @@ def report(run: str, **options: Unpack[Options]) -> Report:
     """
     found, examples = resolve_report_refs(run, options), Examples.of(options)
     log, curve, missing = read_training_log(found[0])
-    snapshots = [snapshot(subject) for subject in subjects(found, examples)]
+    snapshots = [measure_for_report(subject) for subject in subjects(found, examples)]
     config = {"run": run, "checkpoints": [each.ref for each in found], **examples.describe()}
     config["trained with"] = None if log is None else dict(log.config)
     return Report(found[0].run_name or run, snapshots, log, curve, missing, config)
@@ -227,15 +226,15 @@ def resolve_report_refs(run: str, options: Options) -> list[ResolvedCheckpoint]:
     Raises:
         UserError: for none, for checkpoints of several runs, or without a task.
     """
-    is_whole = "@" not in run and not is_checkpoint(Path(run))
-    (name, found), *others = by_run(resolve(f"{run}@all" if is_whole else run)).items()
+    is_whole = "@" not in run and not is_checkpoint_folder(Path(run))
+    (name, found), *others = checkpoints_by_run(resolve(f"{run}@all" if is_whole else run)).items()
     if others:
         names = f"{len(others) + 1} runs ({name} ... {others[-1][0]})"
         raise UserError(f"{run} names {names}: a report is of one")
     return resolve_refs(found, Examples.of(options))
 
 
-def read_training_log(checkpoint: ResolvedCheckpoint) -> tuple[Run | None, Curve | None, str]:
+def read_training_log(checkpoint: ResolvedCheckpoint) -> tuple[LoggedRun | None, Curve | None, str]:
     """Returns the log of a checkpoint's run, the curve of its task's metric, and what there is not, in words."""
     if checkpoint.run_path is None:
         return None, None, "A checkpoint on its own: no training curve, no drop."
@@ -247,21 +246,23 @@ def read_training_log(checkpoint: ResolvedCheckpoint) -> tuple[Run | None, Curve
     return run, curve, "" if curve.drop is not None else f"No drop in {curve.metric}: {curve.why_none}."
 
 
-def snapshot(subject: LoadedCheckpoint) -> Snapshot:
+def measure_for_report(subject: LoadedCheckpoint) -> CheckpointMeasures:
     """Measures one checkpoint for the report: metrics, effects of heads, patterns."""
     import pandas
 
     from circuits import patterns
-    from interp_tasks.experiments._runs import checkpoint_metric_rows
+    from interp_tasks.experiments.drops_and_curve import checkpoint_metric_rows
 
     unedited = [] if subject.task is None else list(checkpoint_metric_rows(subject.stored.label, subject))
     part = str(subject.labels["ref"]).removeprefix(subject.stored.label).strip(" ()")
     maps = patterns.attention(subject.model, subject.tokens).mean.numpy()
-    step, effects = int(subject.labels["step"]), sweep_head_effects(subject)
-    return Snapshot(step, part, subject.task, subject.model.cfg, pandas.DataFrame(unedited), effects, maps)
+    step, effects = int(subject.labels["step"]), sweep_edits_of_heads_and_layers(subject)
+    return CheckpointMeasures(
+        step, part, subject.task, subject.model.cfg, pandas.DataFrame(unedited), effects, maps
+    )
 
 
-def sweep_head_effects(subject: LoadedCheckpoint) -> pandas.DataFrame:
+def sweep_edits_of_heads_and_layers(subject: LoadedCheckpoint) -> pandas.DataFrame:
     """Returns every edit of every choice of heads, in one sweep."""
     chosen = heads_by_label([EACH, EACH_LAYER, ALL], subject.stored.model_config)
     edits = {
@@ -279,7 +280,7 @@ def sweep_head_effects(subject: LoadedCheckpoint) -> pandas.DataFrame:
     modes = {name: name.partition(" ")[0] for name in edits}
     frame = run_sweep(subject, edits, modes, metric, subject.batch).frame
     frame = frame.assign(variant=[name.partition(" ")[2] for name in frame["variant"]])
-    return tidy(frame, experiment="ablation", n_runs=1, **subject.labels)
+    return tidy_frame(frame, experiment="ablation", n_runs=1, **subject.labels)
 
 
 def shown_metrics(names: Iterable[str], first: str) -> tuple[str, ...]:
@@ -300,12 +301,14 @@ def metric_value_with_interval(row: Mapping[Any, Any]) -> str:
     return with_interval(value, low, high, share="accuracy" in row["metric"])
 
 
-def training_figure(run: Run, own: Curve) -> plotly.graph_objects.Figure:
+def training_figure(run: LoggedRun, own: Curve) -> plotly.graph_objects.Figure:
     """Draws the logged metrics over training, losses above accuracies, with the drop bold."""
-    from circuits.figures.layout import draw
+    from circuits.figures.layout import draw_panels
 
-    names = shown_metrics(run.logged(), run.drop_metric)
-    curves = {name: own if name == own.metric else Curve(name, *run.finite(name), None) for name in names}
+    names = shown_metrics(run.logged_metrics(), run.drop_metric)
+    curves = {
+        name: own if name == own.metric else Curve(name, *run.finite_values(name), None) for name in names
+    }
     curves = {name: one for name, one in curves.items() if len(one.values)}
     panels = []
     for shares in (False, True):
@@ -317,7 +320,7 @@ def training_figure(run: Run, own: Curve) -> plotly.graph_objects.Figure:
                     declared_by_run(run, "plateau_levels"),
                 )
             )
-    return draw(panels)
+    return draw_panels(panels)
 
 
 def effect_color_limits(effects: pandas.DataFrame) -> dict[str, float]:
@@ -328,10 +331,10 @@ def effect_color_limits(effects: pandas.DataFrame) -> dict[str, float]:
     }
 
 
-def effects_figures(snapshots: Sequence[Snapshot], ends: Mapping[str, float]) -> Iterator[Any]:
+def effects_figures(snapshots: Sequence[CheckpointMeasures], ends: Mapping[str, float]) -> Iterator[Any]:
     """Yields for each checkpoint maps of the effect of every head under each edit, layer by head; last, all of them."""
-    from circuits.figures.layout import draw
-    from circuits.figures.panels import heat
+    from circuits.figures.layout import draw_panels
+    from circuits.figures.panels import heatmap
 
     for each in snapshots:
         panels = []
@@ -343,11 +346,13 @@ def effects_figures(snapshots: Sequence[Snapshot], ends: Mapping[str, float]) ->
             grid[ALL] = [float(together[f"layer {layer}"]) for layer in grid.index]
             text = grid.map(lambda value: "" if value != value else number(value, 3, sign=True))
             scale: dict[str, Any] = {"end": ends[metric], "signed": True, "bar": mode == MODES[-1]}
-            panels.append(heat(grid, f"{metric}: {mode}", text=text, unit="effect", **scale))
-        yield draw(panels, columns=len(MODES), share_y=True)
+            panels.append(heatmap(grid, f"{metric}: {mode}", text=text, unit="effect", **scale))
+        yield draw_panels(panels, columns=len(MODES), share_y=True)
 
 
-def attention_figure(snapshots: Sequence[Snapshot], labels: Sequence[str]) -> plotly.graph_objects.Figure:
+def attention_slider_figure(
+    snapshots: Sequence[CheckpointMeasures], labels: Sequence[str]
+) -> plotly.graph_objects.Figure:
     """Draws the mean attention map of every head, with a slider over the checkpoints."""
     import numpy as np
     import torch
@@ -375,7 +380,7 @@ def position_labels(task: Task | None, length: int) -> list[str]:
     return [f"{at} ({names[at]})" if at in names else str(at) for at in range(length)]
 
 
-def effects_table(snapshots: Sequence[Snapshot]) -> Table:
+def effects_table(snapshots: Sequence[CheckpointMeasures]) -> Table:
     """Returns the effects of all heads at the last checkpoint; the download has all checkpoints."""
     import pandas
 
@@ -386,12 +391,12 @@ def effects_table(snapshots: Sequence[Snapshot]) -> Table:
         f"p adj.: sign-flip test, Holm's adjustment over the {tests} rows of a checkpoint. "
         "The download has all checkpoints."
     )
-    columns = [Column("checkpoint", "ref"), *shown_table(last)[1]]
+    columns = [Column("checkpoint", "ref"), *readable_table(last)[1]]
     title = "Effects of heads at the last checkpoint"
     return Table(last, title, caption, columns, "report-head-effects", frame, tall=True)
 
 
-def metrics_table(snapshots: Sequence[Snapshot]) -> Section:
+def metrics_table(snapshots: Sequence[CheckpointMeasures]) -> Section:
     """Returns the metrics of every checkpoint as a table."""
     import pandas
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.disk import check_file
 from interp_tasks.errors import UserError
+from interp_tasks.file_io import check_regular_file
 
 #: One past the largest seed that a generator, or the integer column of a table, holds.
 SEED_END = 2**63
@@ -51,7 +51,7 @@ def parse_seeds(text: str) -> Sequence[int]:
 
 def import_file(path: Path) -> None:
     """Runs a user's Python file once, so that the tasks it registers are known; it may import the modules beside it."""
-    check_file(path, "--import")
+    check_regular_file(path, "--import")
     name = f"interp_run_import_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return
@@ -86,7 +86,7 @@ def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
     from tasks import registry
 
     # A task that --import brings is not known yet when the options are checked.
-    lists = list_valued_keys(task) if task in registry.names() else frozenset()
+    lists = list_valued_keys(task) if task in registry.task_names() else frozenset()
     config = {}
     for name, value in parse_settings([text.strip().removeprefix("task.") for text in settings]).items():
         if "." in name:
@@ -99,5 +99,5 @@ def check_task_name(name: str) -> None:
     """Refuses an unknown task without importing any."""
     from tasks import registry
 
-    if name not in registry.names():
+    if name not in registry.task_names():
         raise UserError(registry.unknown_task_message(name))

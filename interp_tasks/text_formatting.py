@@ -14,7 +14,7 @@ OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u
 LAYOUT = "\n\t"
 
 
-def printable(text: str, *, keep: str = "", json: bool = False) -> str:
+def escape_control_characters(text: str, *, keep: str = "", json: bool = False) -> str:
     """Returns the text with control characters spelled out, such as ``\\x1b``.
 
     Args:
@@ -22,16 +22,16 @@ def printable(text: str, *, keep: str = "", json: bool = False) -> str:
         json: spell them as JSON does within a string: ``\\u001b``.
     """
 
-    def spelled(match: re.Match[str]) -> str:
+    def spell_out(match: re.Match[str]) -> str:
         one = match[0]
         if one in keep:
             return one
         return f"\\u{ord(one):04x}" if json else repr(one)[1:-1]
 
-    return OBEYED.sub(spelled, text)
+    return OBEYED.sub(spell_out, text)
 
 
-def brief(text: str, most: int = QUOTED) -> str:
+def shorten_middle(text: str, most: int = QUOTED) -> str:
     """Returns the text, or its two ends where it is longer than ``most``."""
     if len(text) <= most:
         return text
@@ -41,7 +41,12 @@ def brief(text: str, most: int = QUOTED) -> str:
 
 def one_line(message: str) -> str:
     """Returns a refusal as one line of at most ``LONGEST`` characters, no word of it longer than ``QUOTED``."""
-    return brief(re.sub(r"\S+", lambda word: brief(word[0]), printable(" ".join(message.split()))), LONGEST)
+    return shorten_middle(
+        re.sub(
+            r"\S+", lambda word: shorten_middle(word[0]), escape_control_characters(" ".join(message.split()))
+        ),
+        LONGEST,
+    )
 
 
 def did_you_mean(given: str, names: Iterable[str]) -> str:

@@ -85,14 +85,14 @@ def raise_on_signals() -> Iterator[None]:
         yield
         return
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def raise_stopped(number: int, frame: FrameType | None) -> None:
         stopped = Stopped(f"ended by {signal.Signals(number).name}")
         stopped.code = 128 + number
         raise stopped
 
     answered = [number for number in ENDING if signal.getsignal(number) == signal.SIG_DFL]
     for number in answered:
-        signal.signal(number, stop)
+        signal.signal(number, raise_stopped)
     try:
         yield
     finally:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tasks.registry import names as list
+from tasks.registry import task_names as list
 
 if TYPE_CHECKING:
     from tasks.base import Batch, DropMetric, GridAxis, Metric, ProbeTarget, ProbeTargets, Split, Task, pool
     from tasks.errors import TaskError
+    from tasks.model_settings import ModelSettings
     from tasks.registry import get, register, task_class
-    from tasks.seeds import derive_seed, generator
-    from tasks.settings import ModelSettings
+    from tasks.seeds_and_devices import derive_seed, generator
 
 __all__ = ["Batch", "DropMetric", "GridAxis", "Metric", "ModelSettings", "ProbeTarget", "ProbeTargets"]
 __all__ += ["Split", "Task", "TaskError", "derive_seed", "generator", "get", "list", "pool", "register"]
@@ -24,7 +24,8 @@ __all__ += ["task_class"]
 
 
 def __getattr__(name: str) -> Any:
-    for home in ("errors", "registry", "settings", "seeds", "base") if name in __all__ else ():
+    homes = ("errors", "registry", "model_settings", "seeds_and_devices", "base")
+    for home in homes if name in __all__ else ():
         module = importlib.import_module(f"tasks.{home}")
         if hasattr(module, name):
             return globals().setdefault(name, getattr(module, name))

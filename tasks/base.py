@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from tasks.errors import TaskError
-from tasks.model_construction import construct, hooked_config, init_params_and_freeze_biases
-from tasks.seeds import constant, moved
-from tasks.settings import ModelSettings
+from tasks.model_and_post_norm import build_from_config, init_params_and_freeze_biases, make_model_config
+from tasks.model_settings import ModelSettings
+from tasks.seeds_and_devices import constant, move_to_device
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -60,9 +60,9 @@ class Batch:
     def to(self, device: str | torch.device) -> Batch:
         return replace(
             self,
-            tokens=moved(self.tokens, device),
-            targets=moved(self.targets, device),
-            extras={name: moved(value, device) for name, value in self.extras.items()},
+            tokens=move_to_device(self.tokens, device),
+            targets=move_to_device(self.targets, device),
+            extras={name: move_to_device(value, device) for name, value in self.extras.items()},
         )
 
 
@@ -327,7 +327,7 @@ class Task(BaseModel, ABC):
             raise TaskError(
                 f"model.n_ctx = {n_ctx} is too short: task {self.name!r} has {self.sequence_length} positions"
             )
-        model = construct(hooked_config(settings, n_ctx, self.d_vocab, self.d_vocab_out))
+        model = build_from_config(make_model_config(settings, n_ctx, self.d_vocab, self.d_vocab_out))
         init_params_and_freeze_biases(model, settings, seed, self.n_read_outs)
         return model
 

@@ -46,17 +46,17 @@ LIST_KEYS = {
 _CLASSES: dict[str, type[Task]] = {}
 
 
-def names() -> list[str]:
+def task_names() -> list[str]:
     """Returns every task name, sorted: built in, and registered in this process."""
     return sorted({*BUILT_IN, *_CLASSES})
 
 
 def unknown_task_message(name: str) -> str:
     """Returns the one-line message about a name that no task has."""
-    close = difflib.get_close_matches(name, names(), n=1)
+    close = difflib.get_close_matches(name, task_names(), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     own = "" if close else "; import the file that registers one of your own (--import FILE.py)"
-    return f"no task {name!r}: {hint}tasks are {', '.join(names())}{own}"
+    return f"no task {name!r}: {hint}tasks are {', '.join(task_names())}{own}"
 
 
 def built_in_presets(name: str) -> dict[str, dict[str, dict[str, Any]]]:
@@ -77,7 +77,7 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
         TaskError: if a built-in task has the name, one that is not loaded yet included.
     """
 
-    def add(task_class: TaskClass) -> TaskClass:
+    def register_class(task_class: TaskClass) -> TaskClass:
         home = BUILT_IN.get(name)
         if home is not None and not task_class.__module__.startswith(home + "."):
             raise TaskError(f"the task name {name!r} is taken by {home}")
@@ -85,7 +85,7 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
         _CLASSES[name] = task_class
         return task_class
 
-    return add
+    return register_class
 
 
 def task_class(name: str) -> type[Task]:
@@ -101,9 +101,9 @@ def get(name: str, **config: Any) -> Task:
     """Returns a task by name, its config validated: ``get("matrix-completion", n=7, rank=2)``."""
     from pydantic import ValidationError
 
-    from tasks.settings import error_line
+    from tasks.model_settings import validation_error_line
 
     try:
         return task_class(name)(**config)
     except ValidationError as error:
-        raise TaskError(error_line(error, "task", task_class(name).model_fields)) from None
+        raise TaskError(validation_error_line(error, "task", task_class(name).model_fields)) from None

@@ -91,12 +91,12 @@ def die_at(number: int) -> None:
 def weights(run: Path) -> dict[str, bytes]:
     """Returns the weights of every checkpoint that is there, read as any reader would, by step."""
     from interp_tasks.checkpoints import stored_steps
-    from interp_tasks.checkpoints.checkpoint import read_tensors
-    from interp_tasks.checkpoints.run_files import read_meta
+    from interp_tasks.checkpoints.checkpoint import read_checked_tensors
+    from interp_tasks.checkpoints.run_files import read_checkpoint_meta
 
     folders = [run / "checkpoints" / f"{step:08d}" for step in stored_steps(run)]
     for folder in folders:
-        read_tensors(folder / "model.safetensors", read_meta(folder))
+        read_checked_tensors(folder / "model.safetensors", read_checkpoint_meta(folder))
     return {folder.name: (folder / "model.safetensors").read_bytes() for folder in folders}
 
 

@@ -20,7 +20,7 @@ import circuits
 import interp_tasks
 import tasks
 from circuits.model.sites import KINDS
-from circuits.model.supported import FAMILIES, PROVED_VERSIONS
+from circuits.model.supported_models import FAMILIES, PROVED_VERSIONS
 from interp_tasks.cli import main
 from tests.pages import BLOCK, CIRCUITS, EXAMPLE_MODEL, REPOSITORY, blocks, files, folder, run_page
 

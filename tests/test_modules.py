@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from interp_tasks.disk import tomllib
+from interp_tasks.file_io import tomllib
 
 PACKAGES = ("circuits", "tasks", "interp_tasks")
 
@@ -43,7 +43,7 @@ def shadowed(names):
 
 def test_no_public_name_hides_a_module():
     names = [name for package in PACKAGES for name in modules_under(package)]
-    assert "interp_tasks.experiments._probe" in names
+    assert "interp_tasks.experiments.probe_and_lens" in names
     assert shadowed(names) == []
 
 

@@ -1,7 +1,7 @@
 """`circuits` is packaged twice: with the whole repository, and alone."""
 
 import circuits
-from interp_tasks.disk import tomllib
+from interp_tasks.file_io import tomllib
 from tests.wheels import REPOSITORY
 
 ALONE = tomllib.loads((REPOSITORY / "circuits" / "pyproject.toml").read_text(encoding="utf-8"))

@@ -14,10 +14,10 @@ import pytest
 from interp_tasks.cli.commands.reproduce import print_claims
 from interp_tasks.published import papers, read_paper
 from interp_tasks.reproduction import check_records
-from interp_tasks.reproduction.reproduction import NUMBERS
+from interp_tasks.reproduction.judge_paper import NUMBERS
 from interp_tasks.reproduction.runs_and_records import (
     read_records,
-    read_records_of,
+    read_records_file,
     records_file,
     study_digest,
 )
@@ -84,7 +84,7 @@ def test_every_claim_is_decided_from_measurements_that_ship(name):
     found = results.judged(name)
     assert found.errors == ()
     assert set(found.frame["claim"]) == {claim.id for claim in found.paper.claim}
-    stored = read_records_of(records_file(name))
+    stored = read_records_file(records_file(name))
     methods = {study.id: study_digest(study) for study in found.paper.study}
     assert {key: record.method for key, record in stored.items()} == {key: methods[key[0]] for key in stored}
 

@@ -17,36 +17,23 @@ from typing import TYPE_CHECKING, Any
 from circuits.circuit._circuit import Circuit, edges, full, nodes, read
 
 if TYPE_CHECKING:
+    from circuits.circuit._circuit_edit import CircuitEdit
+    from circuits.circuit._curve_smallest_prune import MIB_SHARES, Curve, curve, prune, smallest
     from circuits.circuit._evaluation import Evaluation, evaluate
-    from circuits.circuit._faithfulness_curve import MIB_SHARES, Curve, curve, prune, smallest
-    from circuits.circuit._intervention import CircuitEdit
 
-__all__ = [
-    "MIB_SHARES",
-    "Circuit",
-    "CircuitEdit",
-    "Curve",
-    "Evaluation",
-    "curve",
-    "edges",
-    "evaluate",
-    "full",
-    "nodes",
-    "prune",
-    "read",
-    "smallest",
-]
+__all__ = ["MIB_SHARES", "Circuit", "CircuitEdit", "Curve", "Evaluation", "curve", "edges", "evaluate"]
+__all__ += ["full", "nodes", "prune", "read", "smallest"]
 __dir__ = __all__.copy
 #: What runs models comes when it is asked for: names and files are read without torch.
 _HOMES = {
-    "MIB_SHARES": "_faithfulness_curve",
-    "Curve": "_faithfulness_curve",
-    "curve": "_faithfulness_curve",
-    "smallest": "_faithfulness_curve",
+    "MIB_SHARES": "_curve_smallest_prune",
+    "Curve": "_curve_smallest_prune",
+    "curve": "_curve_smallest_prune",
+    "smallest": "_curve_smallest_prune",
     "Evaluation": "_evaluation",
     "evaluate": "_evaluation",
-    "CircuitEdit": "_intervention",
-    "prune": "_faithfulness_curve",
+    "CircuitEdit": "_circuit_edit",
+    "prune": "_curve_smallest_prune",
 }
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from circuits.circuit._intervention import CircuitEdit
+    from circuits.circuit._circuit_edit import CircuitEdit
     from circuits.model.types import Figure, TokensLike
 
 FORMAT = 1
@@ -54,7 +54,7 @@ def read(path: str | PathLike[str]) -> Circuit:
             if known != Effect():
                 effects[member] = known
         if graph is not None:
-            graph.check(where, kind, caller)
+            graph.check_members(where, kind, caller)
     except CircuitsError:
         raise
     except OSError as error:
@@ -113,7 +113,7 @@ class Circuit:
         return len(self.members)
 
     def __iter__(self) -> Iterator[str]:
-        return (f"{member}{at.suffix}" for member, at in self.members)
+        return (f"{member}{at.name_suffix}" for member, at in self.members)
 
     def __contains__(self, name: object) -> bool:
         member, at = parse_member(name, self.kind, _CALLER)
@@ -126,7 +126,7 @@ class Circuit:
         return self._combine_with("&", other, lambda one, two: one & two)
 
     def __sub__(self, other: Any) -> Circuit:
-        return self._combine_with("-", other, lambda one, two: one & two.inverse)
+        return self._combine_with("-", other, lambda one, two: one & two.complement)
 
     def __invert__(self) -> Circuit:
         if self.graph is None:
@@ -136,7 +136,7 @@ class Circuit:
         return _make_full_circuit(self.graph, self.kind) - self
 
     def __le__(self, other: Any) -> bool:
-        return not len(self._combine_with("<=", other, lambda one, two: one & two.inverse))
+        return not len(self._combine_with("<=", other, lambda one, two: one & two.complement))
 
     def _combine_with(
         self, sign: str, other: Any, combine: Callable[[PositionSet, PositionSet], PositionSet]
@@ -154,7 +154,7 @@ class Circuit:
         graph = self.graph or other.graph
         members = dict.fromkeys([*self.where, *other.where])
         if graph is not None and None in (self.graph, other.graph):
-            graph.check(members, self.kind, _CALLER)
+            graph.check_members(members, self.kind, _CALLER)
         first, second = self.where, other.where
         combined = {one: combine(first.get(one, NOWHERE), second.get(one, NOWHERE)) for one in members}
         return Circuit.of(self.kind, combined, graph, {**other.effects, **self.effects})
@@ -173,7 +173,7 @@ class Circuit:
             how: what an edge outside carries: "resample", what the sender writes on the source, row by row; "mean",
                 its mean over the source's examples, per position; "zero", nothing.
         """
-        from circuits.circuit._intervention import CircuitEdit, parse_replacement
+        from circuits.circuit._circuit_edit import CircuitEdit, parse_replacement
 
         return CircuitEdit(self, parse_replacement(source, how, "circuit.keep"), keep=True)
 
@@ -182,7 +182,7 @@ class Circuit:
 
         Arguments are those of `keep`.
         """
-        from circuits.circuit._intervention import CircuitEdit, parse_replacement
+        from circuits.circuit._circuit_edit import CircuitEdit, parse_replacement
 
         return CircuitEdit(self, parse_replacement(source, how, "circuit.cut"), keep=False)
 
@@ -199,7 +199,7 @@ class Circuit:
         for member, at in self.members:
             known = self.effects.get(member, Effect())._asdict()
             given = {key: value for key, value in known.items() if value is not None}
-            members.append({"name": f"{member}{at.suffix}", **given})
+            members.append({"name": f"{member}{at.name_suffix}", **given})
         graph = None if self.graph is None else asdict(self.graph)
         return {"kind": self.kind, "size": len(self), "graph": graph, "members": members}
 
@@ -213,7 +213,7 @@ class Circuit:
             row: dict[str, Any] = {"name": str(member)}
             if isinstance(member, Edge):
                 row |= {"sender": str(member.sender), "receiver": str(member.receiver)}
-            row["positions"] = at.suffix.removeprefix(" @ ") or "all"
+            row["positions"] = at.name_suffix.removeprefix(" @ ") or "all"
             rows.append(row | self.effects.get(member, Effect())._asdict())
         ends = ["sender", "receiver"] if self.kind == "edges" else []
         frame = pd.DataFrame(rows, columns=["name", *ends, "positions", *Effect._fields])
@@ -237,7 +237,7 @@ class Circuit:
             "input": [one.input_kind for one in receivers],
         }
         frame = self.frame.assign(**of_edges) if receivers else self.frame
-        return circuit_figure(frame, {name: ends[name].stage for name in nodes})
+        return circuit_figure(frame, {name: ends[name].computation_order for name in nodes})
 
     def write(self, path: str | PathLike[str]) -> None:
         """Writes the circuit as JSON, which `circuit.read` reads."""
@@ -290,13 +290,13 @@ def full(model: nn.Module, kind: str = "edges") -> Circuit:
 
 
 def _make_full_circuit(graph: Graph, kind: str) -> Circuit:
-    return Circuit.of(kind, dict.fromkeys(graph.members(kind), EVERYWHERE), graph)
+    return Circuit.of(kind, dict.fromkeys(graph.all_members(kind), EVERYWHERE), graph)
 
 
 def _build_graph(model: Any) -> Graph:
     from circuits.model.hooked_model import HookedModel
 
-    return Graph.of(HookedModel(model))
+    return Graph.of_model(HookedModel(model))
 
 
 def _make_circuit_from_names(names: Iterable[Any], kind: str, model: Any) -> Circuit:
@@ -311,5 +311,5 @@ def _make_circuit_from_names(names: Iterable[Any], kind: str, model: Any) -> Cir
         where[member] = where.get(member, NOWHERE) | at
     graph = None if model is None else _build_graph(model)
     if graph is not None:
-        graph.check(where, kind, caller)
+        graph.check_members(where, kind, caller)
     return Circuit.of(kind, where, graph)

@@ -12,20 +12,20 @@ import pandas as pd
 from torch import Tensor
 
 from circuits.circuit._circuit import Circuit
+from circuits.circuit._circuit_edit import CircuitEdit, is_sender, replacement_from_cache
 from circuits.circuit._component_graph import EVERYWHERE, Edge, Graph, Member, PositionSet
-from circuits.circuit._intervention import CircuitEdit, is_sender, replacement_from_cache
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import run
-from circuits.interventions.base import MeanOverExamples, Reference, Replacement
+from circuits.interventions.base import MeanOverExamples, PassRequest, Replacement
 from circuits.interventions.clean_and_edited_runs import CleanPassResults
-from circuits.interventions.replacements import Zero, align_mean, parse_source
+from circuits.interventions.replacements import Zero, align_means_to_prompts, parse_source_prompts
 from circuits.model.batch_size import choose_batch_size, run_within_memory
-from circuits.model.edit_state import assert_weights_unchanged, get_edit_state
 from circuits.model.hooked_model import HookedModel
+from circuits.model.open_blocks import assert_weights_unchanged, get_edit_state
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
-from circuits.statistics import LEVEL, bootstrap, ratio
+from circuits.statistics import LEVEL, bootstrap_ratios, ratio
 from circuits.sweeps.metrics import Metric, PerExample, Row, metric_label, top_two_logit_diff
 from circuits.tables import interval_columns
 
@@ -59,8 +59,8 @@ class PatchSetup:
         """
         surface = HookedModel(model)
         prompts = parse_prompts(surface, base, caller, "base")
-        other = parse_source(source, prompts, surface, how, caller)
-        measured = Metric.of(metric, batch, (surface, prompts), caller, default=top_two_logit_diff)
+        other = parse_source_prompts(source, prompts, surface, how, caller)
+        measured = Metric.parse(metric, batch, (surface, prompts), caller, default=top_two_logit_diff)
         return cls(caller, surface, prompts, other, measured, how)
 
     def check_outside_blocks(self: Self) -> Self:
@@ -82,12 +82,12 @@ class PatchSetup:
             source = self.source
             if source is not None and self.how == "resample" and len(source) > 1:
                 source = source[rows]
-            yield replace(self, base=self.base[rows], source=source, metric=self.metric.at(rows))
+            yield replace(self, base=self.base[rows], source=source, metric=self.metric.for_rows(rows))
 
-    def means(self, hooks: Iterable[str], size: int) -> dict[str, Tensor]:
+    def source_means(self, hooks: Iterable[str], size: int) -> dict[str, Tensor]:
         """Returns the means over the source's examples at their own positions, [1 pos ...], `size` in a forward."""
         assert self.source is not None
-        wanted = {hook: Reference(self.source, hook, Site(hook).kind, MeanOverExamples()) for hook in hooks}
+        wanted = {hook: PassRequest(self.source, hook, Site(hook).kind, MeanOverExamples()) for hook in hooks}
         passes = CleanPassResults(self.surface, size)
         passes.run_missing(wanted.values())
         return {hook: passes.results[one] for hook, one in wanted.items()}
@@ -115,7 +115,7 @@ class _ChunkAndReplacement(NamedTuple):
     replacement: Replacement
     clean: Tensor | None  # kept where the metric compares with it
 
-    def values(self, output: Tensor, name: str) -> PerExample:
+    def measure_output(self, output: Tensor, name: str) -> PerExample:
         metric, clean = self.examples.metric, output if self.clean is None else self.clean
         with assert_weights_unchanged(self.examples.surface.model, metric_label(metric.name)):
             return metric.measure(output, clean, name)
@@ -148,7 +148,7 @@ class CircuitRunner:
     def of(cls, examples: PatchSetup, batch_size: int | None, seed: int, draws: int) -> CircuitRunner:
         """Runs the model on base and source, with the activations of the source's senders kept."""
         surface = examples.check_outside_blocks().surface
-        graph = Graph.of(surface)
+        graph = Graph.of_model(surface)
         # What every sender changes of the stream.
         kept = len(graph.nodes) * (surface.sizes["d_model"] or 1)
         size = choose_batch_size(surface, examples.base.shape[1], batch_size, examples.caller, kept=kept)
@@ -156,19 +156,19 @@ class CircuitRunner:
         run_within_memory(size, measurement._run_clean_and_source)
         return measurement
 
-    def settings(self) -> Row:
+    def result_settings(self) -> Row:
         """Returns the settings of a result, once all circuits have been run."""
         how = {"how": self.examples.how, "seed": self.seed, "draws": self.draws, "level": LEVEL}
         how |= {"n": len(self.examples.base), "batch_size": self.size, "forwards": self.forwards}
-        return how | self.examples.surface.unchecked
+        return how | self.examples.surface.unchecked_setting
 
-    def tabulate_ends(self) -> pd.DataFrame:
+    def tabulate_clean_and_source(self) -> pd.DataFrame:
         """Tabulates the clean and the source run, a row per metric.
 
         Warns of a metric by which the two runs do not surely differ: faithfulness is then a share of nothing.
         """
         rows: list[Row] = []
-        for metric, measured in self.faithfulness([]):
+        for metric, measured in self.faithfulness_by_metric([]):
             (clean, source), drawn = measured.ends
             gap = interval_columns("gap", clean - source, drawn[:, 0] - drawn[:, 1])
             low, high = gap["gap_ci_low"], gap["gap_ci_high"]
@@ -191,7 +191,7 @@ class CircuitRunner:
         hooks = [hook for hook in examples.surface.hooks if is_sender(hook)]
         means = {}
         if examples.source is not None and examples.how == "mean":
-            means = examples.means(hooks, size)
+            means = examples.source_means(hooks, size)
             self.forwards += -(-len(examples.source) // size)
         replacement: Replacement = Zero()
         for part in examples.iter_chunks(size):
@@ -201,16 +201,16 @@ class CircuitRunner:
                 output, self.forwards = part.check_output(output), self.forwards + 1
                 replacement = replacement_from_cache(dict(activations), caller)
             elif means:
-                at_own = {hook: align_mean(x, part.base) for hook, x in means.items()}
+                at_own = {hook: align_means_to_prompts(x, part.base) for hook, x in means.items()}
                 replacement = replacement_from_cache(at_own, caller)
             unedited = part.check_output(run(model, part.base))
             self.forwards += 1
             one = _ChunkAndReplacement(part, replacement, unedited if part.metric.function is None else None)
             self._parts.append(one)
-            clean.append(one.values(unedited, "the clean run"))
+            clean.append(one.measure_output(unedited, "the clean run"))
             if output is not None:
                 of_all = output.expand(len(part.base), *output.shape[1:])
-                source.append(one.values(of_all, "the source run"))
+                source.append(one.measure_output(of_all, "the source run"))
         self.clean = concat_per_example(clean)
         empty = Circuit.of("edges", {})
         self.source = concat_per_example(source) if source else self._run_circuit(empty, True)
@@ -222,7 +222,7 @@ class CircuitRunner:
 
         Position embeddings are the same in any two prompts, and in means over prompts.
         """
-        members = self.graph.members(kind)
+        members = self.graph.all_members(kind)
         if self.examples.how == "zero":
             return members
         senders = ((one, one.sender if isinstance(one, Edge) else one) for one in members)
@@ -233,7 +233,7 @@ class CircuitRunner:
         """The positions of the longest example."""
         return self.examples.base.shape[1]
 
-    def share_of(self, members: Iterable[tuple[Member, PositionSet]], of: int) -> float:
+    def share_of_members(self, members: Iterable[tuple[Member, PositionSet]], of: int) -> float:
         """Returns the share of `of` members that these are; a member at some positions counts by its share of them."""
         return sum(at.count_positions(self.position_count) for _, at in members) / (of * self.position_count)
 
@@ -252,26 +252,29 @@ class CircuitRunner:
         return self._known[circuit, keep]
 
     def _run_circuit(self, circuit: Circuit, keep: bool) -> PerExample:
-        def measured(size: int) -> PerExample:
+        def run_chunks(size: int) -> PerExample:
             if size != self.size:
                 self._run_clean_and_source(size)
             found: list[PerExample] = []
             for part in self._parts:
                 edit = CircuitEdit(circuit, part.replacement, keep)
                 output = run(self.examples.surface.model, part.examples.base, edit)
-                found.append(part.values(self.examples.check_output(output), edit.label))
+                found.append(part.measure_output(self.examples.check_output(output), edit.label))
             self.forwards += len(found)
             return concat_per_example(found)
 
-        return run_within_memory(self.size, measured)
+        return run_within_memory(self.size, run_chunks)
 
     # ---- Statistics
 
-    def faithfulness(self, runs: Sequence[PerExample]) -> Iterator[tuple[str, Faithfulness]]:
+    def faithfulness_by_metric(self, runs: Sequence[PerExample]) -> Iterator[tuple[str, Faithfulness]]:
         """Yields each metric with the faithfulness of runs under it."""
         for metric in self.clean:
             sums, counts = stack_sums_and_counts([self.clean, self.source, *runs], metric)
-            value, drawn = ratio(sums.sum(1), counts.sum(1)), bootstrap(sums, counts, self.seed, self.draws)
+            value, drawn = (
+                ratio(sums.sum(1), counts.sum(1)),
+                bootstrap_ratios(sums, counts, self.seed, self.draws),
+            )
             # Adding 0.0 turns -0.0 into 0.0: a circuit that equals the source run has it where the gap is negative.
             share, drawn_share = (
                 ratio(x[..., 2:] - x[..., 1:2], np.broadcast_to(x[..., :1] - x[..., 1:2], x[..., 2:].shape))

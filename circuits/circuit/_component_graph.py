@@ -43,7 +43,7 @@ class PositionSet(NamedTuple):
     inverted: bool
 
     def __or__(self, other: PositionSet) -> PositionSet:
-        return (self.inverse & other.inverse).inverse
+        return (self.complement & other.complement).complement
 
     def __and__(self, other: PositionSet) -> PositionSet:
         if self.inverted and other.inverted:
@@ -55,7 +55,7 @@ class PositionSet(NamedTuple):
         return PositionSet(self.positions & other.positions, False)
 
     @property
-    def inverse(self) -> PositionSet:
+    def complement(self) -> PositionSet:
         return PositionSet(self.positions, not self.inverted)
 
     def count_positions(self, positions: int) -> int:
@@ -63,7 +63,7 @@ class PositionSet(NamedTuple):
         return positions - len(self.positions) if self.inverted else len(self.positions)
 
     @property
-    def suffix(self) -> str:
+    def name_suffix(self) -> str:
         """What stands behind a member's name."""
         if self == EVERYWHERE:
             return ""
@@ -81,7 +81,7 @@ class Node(NamedTuple):
     head: int | None = None
 
     @property
-    def stage(self) -> int:
+    def computation_order(self) -> int:
         """Returns its place in the order of computation."""
         if self.layer is None:
             return _BEFORE
@@ -97,7 +97,7 @@ class Node(NamedTuple):
 
     @property
     def sort_key(self) -> tuple[int, str, int]:
-        return self.stage, self.site, self.head or 0
+        return self.computation_order, self.site, self.head or 0
 
     def __str__(self) -> str:
         if self.layer is None:
@@ -114,14 +114,14 @@ class Input(NamedTuple):
     grouped: bool = False  # whether `head` counts key-value groups
 
     @property
-    def stage(self) -> int:
+    def computation_order(self) -> int:
         if self.layer is None:
             return _AFTER
         return _STAGES * self.layer + (self.site == "mlp_pre")
 
     @property
     def sort_key(self) -> tuple[int, int, str]:
-        return self.stage, -1 if self.head is None else self.head, self.site
+        return self.computation_order, -1 if self.head is None else self.head, self.site
 
     @property
     def node_name(self) -> str:
@@ -182,7 +182,7 @@ def parse_member(text: object, kind: str, caller: str) -> tuple[Member, Position
         raise CircuitsError(f'{caller}: {text!r} is no edge; write sender -> receiver: "0.1 -> 1.3.q"')
     edge = Edge(_parse_node(sender.strip(), text, caller), _parse_input(receiver.strip(), text, caller))
     # An MLP's stage is that of its input, and a head's too: neither receives from itself.
-    if edge.sender.stage >= edge.receiver.stage:
+    if edge.sender.computation_order >= edge.receiver.computation_order:
         raise CircuitsError(f"{caller}: no edge {edge}: the receiver is computed before the sender is")
     return edge, where
 
@@ -265,7 +265,7 @@ class Graph:
     positions: bool = True
 
     @classmethod
-    def of(cls, surface: HookedModel) -> Graph:
+    def of_model(cls, surface: HookedModel) -> Graph:
         return cls(
             surface.n_layers,
             surface.n_heads,
@@ -298,17 +298,17 @@ class Graph:
         count = self.key_heads if grouped else self.n_heads
         return [Input(site, layer, head, grouped) for head in range(count)]
 
-    def members(self, kind: str) -> frozenset[Member]:
-        return frozenset(self.nodes) if kind == "nodes" else _edges(self)
+    def all_members(self, kind: str) -> frozenset[Member]:
+        return frozenset(self.nodes) if kind == "nodes" else _list_graph_edges(self)
 
-    def check(self, members: Iterable[Member], kind: str, caller: str) -> None:
+    def check_members(self, members: Iterable[Member], kind: str, caller: str) -> None:
         """Refuses members that the model lacks."""
-        known = self.members(kind)
+        known = self.all_members(kind)
         for member in members:
             if member not in known:
                 raise CircuitsError(f"{caller}: {self._describe_missing_member(member)}")
 
-    def check_same(self, known: Graph | None, caller: str) -> None:
+    def check_same_sizes(self, known: Graph | None, caller: str) -> None:
         """Refuses a circuit whose graph is known to be that of a model of another shape."""
         if known is not None and known != self:
             raise CircuitsError(
@@ -353,7 +353,7 @@ def _group_edges_by_receiver(graph: Graph) -> tuple[IncomingEdges, ...]:
     layers: list[IncomingEdges] = []
     for site, at in [*places, ("resid_post", None)]:
         parts = graph.inputs_at(site, at)
-        senders = [node for node in graph.nodes if node.stage < parts[0].stage]
+        senders = [node for node in graph.nodes if node.computation_order < parts[0].computation_order]
         if graph.parallel:
             senders = [node for node in senders if node.layer is None or node.layer != at]
         edges = tuple((node, tuple(Edge(node, part) for part in parts)) for node in senders)
@@ -362,5 +362,5 @@ def _group_edges_by_receiver(graph: Graph) -> tuple[IncomingEdges, ...]:
 
 
 @lru_cache(maxsize=16)
-def _edges(graph: Graph) -> frozenset[Edge]:
+def _list_graph_edges(graph: Graph) -> frozenset[Edge]:
     return frozenset(edge for layer in graph.edges_by_site for _, edges in layer.edges for edge in edges)

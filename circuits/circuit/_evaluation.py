@@ -13,12 +13,12 @@ from torch import nn
 from circuits.circuit._circuit import Circuit
 from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup, stack_sums_and_counts
 from circuits.errors import CircuitsError, format_value
-from circuits.figures.layout import draw
+from circuits.figures.layout import draw_panels
 from circuits.figures.panels import Series, points, rows_to_series
 from circuits.model.types import BatchLike, Figure, MetricLike, TokensLike
-from circuits.statistics import holm, least_p_notes, sign_flip_p_values
+from circuits.statistics import holm_adjusted, p_value_floor_notes, sign_flip_p_values
 from circuits.sweeps.metrics import Row
-from circuits.tables import chosen_metrics, ci_columns, interval_columns, short_table
+from circuits.tables import ci_columns, interval_columns, metrics_asked_for, short_table
 from circuits.validate import check_renamed_args, is_whole, parse_seed, stringify_keys
 
 _CALLER = "circuit.evaluate"
@@ -64,12 +64,14 @@ class Evaluation:
             )
         tested = self.minimality.groupby(["circuit", "metric"], sort=False)["p_value"]
         examples, flips = self.settings["n"], self.settings["flips"]
-        notes = (least_p_notes(p_values.to_numpy(dtype=float), examples, flips) for _, p_values in tested)
+        notes = (
+            p_value_floor_notes(p_values.to_numpy(dtype=float), examples, flips) for _, p_values in tested
+        )
         return "\n".join([*lines, *dict.fromkeys(f"Minimality: {line}" for each in notes for line in each)])
 
     def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure of the faithfulness of circuits and of random ones, under one metric (the first)."""
-        metric, *_ = chosen_metrics(self.frame, metric)
+        metric, *_ = metrics_asked_for(self.frame, metric)
         rows = self.frame[self.frame["metric"] == metric]
         drawn = rows[rows["random_low"].notna()]
         ends = (drawn[end].tolist() for end in ("circuit", "random_mean", "random_low", "random_high"))
@@ -77,7 +79,7 @@ class Evaluation:
         series["random circuits of its size, and their range"] = Series(*ends)
         panel = points(series, y="faithfulness", lines=[{"y": 1}])
         subtitle = "0: as the source run, 1 (dashed): as the whole model, with 95% intervals over examples."
-        return draw([panel], f"Faithfulness: {metric}", subtitle, scattermode="group", scattergap=0.5)
+        return draw_panels([panel], f"Faithfulness: {metric}", subtitle, scattermode="group", scattergap=0.5)
 
 
 @check_renamed_args
@@ -131,18 +133,18 @@ def evaluate(
     examples = PatchSetup.parse(_CALLER, model, base, source, metric, batch, how)
     runs = CircuitRunner.of(examples, batch_size, seed, draws)
     for name, one in given.items():
-        runs.graph.check_same(one.graph, f"{_CALLER}: {name}")
-        runs.graph.check(one.where, one.kind, f"{_CALLER}: {name}")
+        runs.graph.check_same_sizes(one.graph, f"{_CALLER}: {name}")
+        runs.graph.check_members(one.where, one.kind, f"{_CALLER}: {name}")
 
-    def rows(test: Callable[..., Iterator[Row]], *more: int) -> list[Row]:
+    def rows_by_circuit(test: Callable[..., Iterator[Row]], *more: int) -> list[Row]:
         return [{"circuit": name, **row} for name, one in given.items() for row in test(runs, one, *more)]
 
     return Evaluation(
-        pd.DataFrame(rows(_measure_faithfulness, random)),
-        pd.DataFrame(rows(_measure_completeness, subsets), columns=COMPLETENESS),
-        pd.DataFrame(rows(_measure_minimality, flips) if minimality else [], columns=MINIMALITY),
-        runs.tabulate_ends(),
-        runs.settings() | counts,
+        pd.DataFrame(rows_by_circuit(_measure_faithfulness, random)),
+        pd.DataFrame(rows_by_circuit(_measure_completeness, subsets), columns=COMPLETENESS),
+        pd.DataFrame(rows_by_circuit(_measure_minimality, flips) if minimality else [], columns=MINIMALITY),
+        runs.tabulate_clean_and_source(),
+        runs.result_settings() | counts,
     )
 
 
@@ -157,8 +159,8 @@ def _measure_faithfulness(measurement: CircuitRunner, circuit: Circuit, random: 
         chosen = rng.choice(len(candidates), len(own), replace=False)
         drawn = {candidates[index]: at for index, (_, at) in zip(chosen, own, strict=True)}
         runs.append(measurement.measure_circuit(Circuit.of(circuit.kind, drawn, measurement.graph)))
-    share = measurement.share_of(own, len(candidates))
-    for metric, measured in measurement.faithfulness(runs):
+    share = measurement.share_of_members(own, len(candidates))
+    for metric, measured in measurement.faithfulness_by_metric(runs):
         kept, others = measured.share[0], measured.share[1:]
         row = {"metric": metric, "size": len(circuit), "share": share, **measured.row_of_run(0)}
         row |= dict.fromkeys(("random_mean", "random_low", "random_high", "p_random"), np.nan)
@@ -181,7 +183,7 @@ def _measure_completeness(measurement: CircuitRunner, circuit: Circuit, subsets:
         removed.append(Circuit.of(circuit.kind, where, measurement.graph))
     measure = measurement.measure_circuit
     runs = [run for part in removed for run in (measure(circuit - part), measure(part, keep=False))]
-    for metric, measured in measurement.faithfulness(runs):
+    for metric, measured in measurement.faithfulness_by_metric(runs):
         for at, part in enumerate(removed):
             (own, of_model), drawn = measured.share[2 * at :][:2], measured.drawn[:, 2 * at :]
             row = {"metric": metric, "size": len(part), "without": own, "model_without": of_model}
@@ -197,9 +199,9 @@ def _measure_minimality(measurement: CircuitRunner, circuit: Circuit, flips: int
         for member in where
     ]
     runs = [measurement.measure_circuit(one) for one in (circuit, *rests)]
-    for metric, measured in measurement.faithfulness(runs) if rests else ():
+    for metric, measured in measurement.faithfulness_by_metric(runs) if rests else ():
         p_values = sign_flip_p_values(*stack_sums_and_counts(runs, metric), measurement.seed, flips)[1:]
-        tests = zip(circuit, p_values, holm(p_values), strict=True)
+        tests = zip(circuit, p_values, holm_adjusted(p_values), strict=True)
         for at, (member, p_value, adjusted) in enumerate(tests, start=1):
             lost = measured.drawn[:, 0] - measured.drawn[:, at]
             row = {"metric": metric, "member": member}

@@ -128,7 +128,7 @@ class Panel:
     lines: Sequence[Mapping[str, Any]] = ()
 
 
-def draw(
+def draw_panels(
     panels: Sequence[Panel],
     title: str = "",
     subtitle: str = "",
@@ -154,7 +154,7 @@ def draw(
     widths = [float(max(panel.width for panel in column)) for column in by_column]
     least = left + sum(widths) + gap * (columns - 1) + right
     widths = [width + max(0, NARROW - least) / columns for width in widths]
-    titles = [wrapped(panel.title, widths[at % columns] + gap / 2) for at, panel in enumerate(panels)]
+    titles = [wrap_text(panel.title, widths[at % columns] + gap / 2) for at, panel in enumerate(panels)]
     lines = [1 + title.count("<br>") if title else 0 for title in titles]
     above, first = (LINE * max(some) + 6 * bool(max(some)) for some in (lines, lines[:columns]))
     heights = [max(panel.height for panel in row) for row in rows]
@@ -266,7 +266,7 @@ def _hide_or_measure_legend(figure: Any) -> int:
     return LINE * math.ceil(len(names) / max(1, int((NARROW - BESIDE) / each))) + 16
 
 
-def wrapped(text: str, width: float) -> str:
+def wrap_text(text: str, width: float) -> str:
     """Returns a text broken into lines of so many pixels."""
     room = max(9, int(width / CHARACTER))
     return "<br>".join(part for line in text.split("<br>") for part in wrap(line, room) or [""])
@@ -304,6 +304,6 @@ def untitled(figure: Figure) -> Figure:
     return copy.update_layout(height=copy.layout.height - height, margin={"t": copy.layout.margin.t - height})
 
 
-def least_width(figure: Any) -> int:
+def least_readable_width(figure: Any) -> int:
     """Returns the pixels below which a figure cannot be read: a narrower page scrolls it sideways."""
     return int((figure.layout.meta or {}).get(LEAST_KEY, NARROWEST))

@@ -81,7 +81,7 @@ def curve(
         mode = "lines+markers" if len(one.x) <= MARKED else "lines"
         style = {"mode": mode, "line": {"color": colour, "dash": dash, "width": 1.8}}
         style |= {"marker": {"symbol": symbol, "size": 7, "color": colour}}
-        traces.append(_trace(name, one, {"type": "scatter", **style}, x, each))
+        traces.append(_series_trace(name, one, {"type": "scatter", **style}, x, each))
     axes = {letter: {"title": {"text": text}} for letter, text in (("x", x), ("y", y))}
     for letter, log in (("x", log_x), ("y", log_y)):
         if log:
@@ -100,8 +100,8 @@ def points(
     categories: bool = True,
     **panel: Any,
 ) -> Panel:
-    """Returns a mark per point, with intervals; at a category those of all series side by side, for which `draw` needs
-    `scattermode="group"`.
+    """Returns a mark per point, with intervals; at a category those of all series side by side, for which
+    `draw_panels` needs `scattermode="group"`.
     """
     traces: list[dict[str, Any]] = []
     for index, (name, one) in enumerate(series.items()):
@@ -109,7 +109,7 @@ def points(
         style: dict[str, Any] = {"type": "scatter", "mode": "markers"}
         style |= {"marker": {"symbol": symbol, "size": 8, "color": colour}}
         style |= {"offsetgroup": name, "cliponaxis": False} if categories else {}
-        traces.append(_trace(name, one, style, x, True))
+        traces.append(_series_trace(name, one, style, x, True))
     across = {"title": {"text": x}} | ({"type": "category"} if categories else {})
     return Panel(traces, title, across, {"title": {"text": y}} | (LOG if log_y else {}), **panel)
 
@@ -119,7 +119,7 @@ def bars(
 ) -> Panel:
     """Returns a bar per category and series, with intervals."""
     traces = [
-        _trace(
+        _series_trace(
             name,
             one,
             {"type": "bar", "marker": {"color": _choose_series_style(one, index)[0]}, "offsetgroup": name},
@@ -162,7 +162,7 @@ def spectrum(
     return replace(drawn, traces=traces)
 
 
-def heat(
+def heatmap(
     values: Any,
     title: str = "",
     *,
@@ -230,7 +230,7 @@ def _choose_series_style(one: Series, index: int) -> tuple[str, str, str]:
     return *series_style(place), DASHES[place // len(COLOURS) % len(DASHES)]
 
 
-def _trace(name: str, one: Series, style: dict[str, Any], across: str, error: bool) -> dict[str, Any]:
+def _series_trace(name: str, one: Series, style: dict[str, Any], across: str, error: bool) -> dict[str, Any]:
     """Returns a plotly trace of a series, with its intervals as error bars if asked for."""
     hover = (
         "%{customdata}" if one.hover is not None else f"{f'{across} ' if across else ''}%{{x}}<br>%{{y:.4g}}"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import draw, series_style
-from circuits.figures.panels import Series, curve, heat, points, rows_to_series
+from circuits.figures.layout import draw_panels, series_style
+from circuits.figures.panels import Series, curve, heatmap, points, rows_to_series
 
 #: How the controls of a probe are drawn.
 CONTROLS = {
@@ -32,7 +32,7 @@ def sweep_figure(frame: pd.DataFrame, metrics: Sequence[str], words: Sequence[st
     """
     axes = _find_heatmap_axes(frame)
     if axes is None:
-        return _sweep_points(frame, metrics)
+        return _draw_sweep_points(frame, metrics)
     return _draw_sweep_heatmaps(frame, metrics, axes, words)
 
 
@@ -68,16 +68,18 @@ def _draw_sweep_heatmaps(
         end = float(of_metric["effect"].abs().max())
         title = str(metric) if len(sites) == 1 else f"{metric}: {site}"
         axis = {"across": across, "down": columns[-1], "bar": site == sites[-1]}
-        panels.append(heat(grid, title, unit="effect", signed=True, end=end, **axis))
+        panels.append(heatmap(grid, title, unit="effect", signed=True, end=end, **axis))
     label = frame["checkpoint"].iloc[0]
     name = f", {label}" if isinstance(label, str) else ""
     subtitle = (
         f"Metric under the edit less that of the unedited model{name}; each metric has colours of its own."
     )
-    return draw(panels, f"Effect by {columns[-1]} and {across}", subtitle, columns=min(ABREAST, len(panels)))
+    return draw_panels(
+        panels, f"Effect by {columns[-1]} and {across}", subtitle, columns=min(ABREAST, len(panels))
+    )
 
 
-def _sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
+def _draw_sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
     """Draws each variant's value with its interval, one panel per metric, and a line for the unedited model."""
     panels = []
     for metric in metrics:
@@ -105,7 +107,9 @@ def _sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
         "are paired: see the table."
     )
     more = " Small: single draws." if frame["draw"].notna().any() else ""
-    return draw(panels, "Metrics under each edit", subtitle + more, scattermode="group", scattergap=0.5)
+    return draw_panels(
+        panels, "Metrics under each edit", subtitle + more, scattermode="group", scattergap=0.5
+    )
 
 
 #: Columns whose colours have their middle at 0.
@@ -129,10 +133,10 @@ def heads_figure(
         text: in the cells (default: the numbers).
     """
     drawn = [
-        heat(grid, name, unit=unit or name, signed=signed or bool((grid < 0).any(axis=None)), text=text)
+        heatmap(grid, name, unit=unit or name, signed=signed or bool((grid < 0).any(axis=None)), text=text)
         for name, grid in maps.items()
     ]
-    return draw(drawn, title, subtitle, columns=min(ABREAST, len(drawn)))
+    return draw_panels(drawn, title, subtitle, columns=min(ABREAST, len(drawn)))
 
 
 def pivot_by_head(frame: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -162,7 +166,7 @@ def attention_figure(
     largest, heads = max_attention_with_several_keys(mean) if largest is None else largest, mean.shape[1]
     side = 132 if heads <= 4 else 84
     panels = [
-        heat(
+        heatmap(
             pd.DataFrame(mean[layer, head].numpy(), index=names, columns=names),
             titles.get((layer, head), f"head {layer}.{head}"),
             across="key",
@@ -180,7 +184,7 @@ def attention_figure(
     subtitle = "Of a query (row) to the keys (columns) that it sees; rows add up to 1."
     if float(torch.nan_to_num(mean).max()) > 1.01 * largest:
         subtitle += " Larger shares, of queries that see one key, have the colour of the end."
-    return draw(panels, title, subtitle, columns=heads, share_y=True)
+    return draw_panels(panels, title, subtitle, columns=heads, share_y=True)
 
 
 def max_attention_with_several_keys(mean: Tensor) -> float:
@@ -213,7 +217,7 @@ def probe_figure(frame: pd.DataFrame, by: str | None = None) -> Any:
     subtitle = "On held-out examples, with 95% intervals. "
     subtitle += " ".join(said for name, (_, said) in CONTROLS.items() if frame[name].notna().any())
     columns = int(frame.groupby("target")["metric"].nunique().max())
-    return draw(panels, "Linear probes", subtitle, columns=columns)
+    return draw_panels(panels, "Linear probes", subtitle, columns=columns)
 
 
 def _line_names(frame: pd.DataFrame, by: str | None) -> list[str]:

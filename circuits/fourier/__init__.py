@@ -10,9 +10,9 @@ A spectrum holds sums of squared coefficients in the orthonormal real basis, so 
 (Parseval).
 """
 
-from circuits.fourier._fourier_basis import Grid, basis, components, frequencies, transform
+from circuits.fourier._basis_on_grid import Grid, basis, components, frequencies, transform
 from circuits.fourier._modular_sum import CosineFit, ModularSum, regression, share, variance_explained
-from circuits.fourier._spectrum import (
+from circuits.fourier._spectra_and_key_frequencies import (
     Bands,
     Clusters,
     KeyFrequencies,
@@ -23,24 +23,7 @@ from circuits.fourier._spectrum import (
     spectrum,
 )
 
-__all__ = [
-    "Bands",
-    "Clusters",
-    "CosineFit",
-    "Grid",
-    "KeyFrequencies",
-    "ModularSum",
-    "Spectrum",
-    "basis",
-    "clusters",
-    "components",
-    "frequencies",
-    "gini",
-    "key_frequencies",
-    "regression",
-    "share",
-    "spectrum",
-    "transform",
-    "variance_explained",
-]
+__all__ = ["Bands", "Clusters", "CosineFit", "Grid", "KeyFrequencies", "ModularSum", "Spectrum", "basis"]
+__all__ += ["clusters", "components", "frequencies", "gini", "key_frequencies", "regression", "share"]
+__all__ += ["spectrum", "transform", "variance_explained"]
 __dir__ = __all__.copy

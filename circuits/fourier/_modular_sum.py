@@ -13,7 +13,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.fourier_waves import cos_sin, wave_products
-from circuits.tensors import parse_numbers
+from circuits.tensors_and_positions import parse_numbers
 from circuits.validate import is_whole, parse_frequencies
 
 
@@ -125,17 +125,17 @@ class ModularSum:
 
     def waves(self, key: int) -> Float[Tensor, "input wave"]:
         """Returns cos and sin of w·r, of mean square 1 (over a period); for k = q/2 only the cosine."""
-        return cos_sin(self.remainders, self._checked([key])[0], self.period)
+        return cos_sin(self.remainders, self._checked_keys([key])[0], self.period)
 
     def directions(self, keys: Sequence[int]) -> Float[Tensor, "input direction"]:
         """Returns an orthonormal basis of the waves of some frequencies, orthogonal to the constant."""
-        return _orthonormalise_functions([self.waves(key) for key in self._checked(keys)])
+        return _orthonormalise_functions([self.waves(key) for key in self._checked_keys(keys)])
 
     def block(self, keys: Sequence[int]) -> Float[Tensor, "input direction"]:
         """Returns an orthonormal basis of the products over coordinates of {1, cos w·mᵢxᵢ, sin w·mᵢxᵢ}: 8 per frequency
         for two coordinates.
         """
-        products = [wave_products(self.terms, key, self.period) for key in self._checked(keys)]
+        products = [wave_products(self.terms, key, self.period) for key in self._checked_keys(keys)]
         return _orthonormalise_functions(products)
 
     def restricted(
@@ -172,7 +172,7 @@ class ModularSum:
         difference = (remainders[:, None] - torch.arange(self.period, device=logits.device)) % self.period
         return CosineFit(logits.gather(1, difference).mean(0), difference, logits)
 
-    def _checked(self, keys: Sequence[int]) -> tuple[int, ...]:
+    def _checked_keys(self, keys: Sequence[int]) -> tuple[int, ...]:
         return parse_frequencies(keys, self.period, "ModularSum")
 
 

@@ -15,23 +15,19 @@ from circuits.interventions.base import (
     ActivationEdit,
     EdgePatch,
     Intervention,
+    PassRequest,
     Receiver,
-    Reference,
     Step,
     WeightEdit,
 )
 from circuits.interventions.clean_and_edited_runs import CleanPassResults, EditedRuns, make_edit_hook
 from circuits.interventions.edge_hooks import EdgeHooks
 from circuits.interventions.paths import check_edges
-from circuits.model.activation_recording import hold_eval_mode, keep_hooks_last, recording
+from circuits.model.activation_recording import hold_eval_mode, keep_hooks_last, record_activations
 from circuits.model.decode_steps import watch_generations
-from circuits.model.edit_state import (
-    get_edit_state,
-    hold_model_exclusively,
-    parameters_replaced,
-)
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle
+from circuits.model.open_blocks import get_edit_state, hold_model_exclusively, parameters_replaced
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site, closest_sites
@@ -85,17 +81,17 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[nn.Mod
         # Not before: another thread may have put something in the place of the parameters.
         plan = plan_steps(interventions, surface)
         references = CleanPassResults(surface)
-        references.run_missing(needed_references(plan))
+        references.run_missing(needed_clean_passes(plan))
         with attach_plan(surface, plan, references):
             yield model
 
 
-def needed_references(plan: Iterable[Step]) -> Iterator[Reference]:
+def needed_clean_passes(plan: Iterable[Step]) -> Iterator[PassRequest]:
     """Yields the clean passes that a plan needs."""
     for step in plan:
         if not isinstance(step, WeightEdit):
             write = step.sender if isinstance(step, EdgePatch) else step
-            yield from write.replacement.references(write).values()
+            yield from write.replacement.clean_passes(write).values()
 
 
 @contextmanager
@@ -117,7 +113,7 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
         stack.enter_context(
             parameters_replaced(surface.model, [(one.parameter, one.value.tensor) for one in weight_edits])
         )
-        stack.callback(surface.on_run(call.begin, call.end).remove)
+        stack.callback(surface.on_run(call.start_run, call.end_run).remove)
         for index, write in enumerate(writes):
             hook_function = make_edit_hook(write, call, partial(fired.add, index))
             stack.callback(surface.on_forward(write.hook, hook_function).remove)
@@ -233,9 +229,9 @@ def run_prompts(
         hold_eval_mode(model),
         torch.no_grad(),
         intervene(model, *interventions),
-        recording(surface, hooks) as seen,
+        record_activations(surface, hooks) as seen,
     ):
-        output = surface.call(prompts)
+        output = surface.run_forward(prompts)
     for hook in (hook for hook in hooks if hook not in seen):
         raise CircuitsError(f"cache: {hook} never fired; this model has it switched off")
     return output, Activations({hook: seen[hook] for hook in hooks}, prompts.mask if prompts.padded else None)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.decode_steps import WHOLE, DecodeStep
-from circuits.model.edit_state import EditState
 from circuits.model.hooked_model import HookedModel
+from circuits.model.open_blocks import EditState
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import SiteKind
-from circuits.tensors import Positions, Snapshot, Span
+from circuits.tensors_and_positions import Positions, Snapshot, Span
 
 
 @dataclass
@@ -35,7 +35,7 @@ class ModelRun:
         reads: the activations that an edit (its id) has read elsewhere, by their name there.
     """
 
-    references: Mapping[Reference, Tensor]
+    references: Mapping[PassRequest, Tensor]
     state: EditState
     causal: bool
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class ModelRun:
     reads: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     known: dict[Hashable, Any] = field(default_factory=dict)
 
-    def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+    def compute_once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
         """Returns `compute()`, computed once in this run for all edits that share `key`."""
         if key not in self.known:
             self.known[key] = compute()
@@ -65,7 +65,7 @@ class HookContext:
         return self.run.decode_step
 
     @property
-    def mask(self) -> Tensor | None:
+    def token_mask(self) -> Tensor | None:
         """The mask of this call's padding, bool [batch pos], true at tokens; None where there is none."""
         return self.decode_step.own_mask
 
@@ -76,14 +76,14 @@ class HookContext:
         length = self.decode_step.start + current.shape[self.write.kind.query_axis]
         return torch.ones(len(current), length, dtype=torch.bool, device=current.device)
 
-    def batch_index(self, row: int) -> int:
+    def index_in_batch(self, row: int) -> int:
         """Returns the number in the whole batch of a row of this call."""
         rows = self.run.state.rows
         if rows is None:
             return row
         return row + (rows.start or 0) if isinstance(rows, slice) else int(rows[row])
 
-    def reference(self, name: str, current: Tensor) -> Tensor:
+    def clean_pass_result(self, name: str, current: Tensor) -> Tensor:
         """Returns the result of a clean pass, on the device and in the dtype of the activation."""
         return self.references[name].to(device=current.device, dtype=current.dtype)
 
@@ -108,7 +108,7 @@ class Reduction(ABC):
         """Returns the sum over the examples of one piece, in float64."""
 
     @abstractmethod
-    def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+    def from_sum(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         """Returns the result from the sum over all pieces."""
 
 
@@ -121,16 +121,18 @@ class MeanOverExamples(Reduction):
     pooled: bool = False
     positions: Positions | Span | None = None
 
-    def chosen(self, prompts: Prompts) -> Tensor:
+    def positions_in_mean(self, prompts: Prompts) -> Tensor:
         """Returns which of its own positions of each example are in the mean, bool [batch pos], tokens first."""
-        return replace(WHOLE, real=prompts.reached).selected(self.positions, prompts.shape[1], "a mean")
+        return replace(WHOLE, real=prompts.reached).position_mask(self.positions, prompts.shape[1], "a mean")
 
     def reduce_chunk(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         activation, axis = activation.double(), kind.query_axis
         if prompts.padded:
             activation = prompts.in_order(activation, kind.position_axes, lowest=True)
         if prompts.padded or self.positions is not None:
-            chosen = broadcast_mask(self.chosen(prompts).to(activation.device), axis, activation.ndim)
+            chosen = broadcast_mask(
+                self.positions_in_mean(prompts).to(activation.device), axis, activation.ndim
+            )
             # Not multiplied by the mask, as there may be anything at padding.
             activation = torch.where(chosen, activation, torch.zeros_like(activation))
         if self.pooled:
@@ -138,9 +140,9 @@ class MeanOverExamples(Reduction):
         # In some models position embeddings have a batch of 1, shared by all examples.
         return activation.sum(0, keepdim=True) * (len(prompts) / len(activation))
 
-    def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+    def from_sum(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         if self.pooled:
-            return total / int(self.chosen(prompts).sum())
+            return total / int(self.positions_in_mean(prompts).sum())
         if not prompts.padded:
             return total / len(prompts)
         counts = prompts.reached.sum(0, keepdim=True).clamp(min=1).to(total.device)
@@ -148,7 +150,7 @@ class MeanOverExamples(Reduction):
 
 
 @dataclass(frozen=True)
-class Reference:
+class PassRequest:
     """The activation at one hook in a pass on `prompts`, or only a reduction of it.
 
     Attributes:
@@ -166,7 +168,7 @@ class Reference:
 class Replacement(ABC):
     """A replacement for an activation."""
 
-    def references(self, write: ActivationEdit) -> dict[str, Reference]:
+    def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
         """Returns the clean passes it needs; their results arrive under the same names in `HookContext.references`."""
         return {}
 
@@ -213,7 +215,7 @@ class ActivationEdit:
         """The intervention, for messages."""
         return self.owner.label
 
-    def selected(
+    def selection_mask(
         self, current: Tensor, rows: slice | Tensor | None, total: int | None, decode_step: DecodeStep = WHOLE
     ) -> Tensor:
         """Returns the boolean mask of the entries to replace; it broadcasts to `current`. Padding stays."""
@@ -226,7 +228,7 @@ class ActivationEdit:
         if self.positions is None and decode_step.real is None:
             return mask
         axis, batch = self.kind.query_axis, current.shape[0] if total is None else total
-        here = decode_step.selected(self.positions, current.shape[axis], self.label, rows, batch)
+        here = decode_step.position_mask(self.positions, current.shape[axis], self.label, rows, batch)
         here = here.to(current.device)
         return mask & broadcast_mask(here, axis, current.ndim)
 

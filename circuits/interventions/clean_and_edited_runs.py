@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun, Reference
+from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun, PassRequest
 from circuits.interventions.replacements import FromFunction
-from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks, recording
+from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks, record_activations
 from circuits.model.batch_size import choose_batch_size
 from circuits.model.decode_steps import (
     DecodeStep,
@@ -22,11 +22,11 @@ from circuits.model.decode_steps import (
     find_key_value_cache,
     past_length,
 )
-from circuits.model.edit_state import EditState, assert_weights_unchanged, edits_suspended
-from circuits.model.hooked_model import HookedModel, is_text
+from circuits.model.hooked_model import HookedModel, is_text_input
+from circuits.model.open_blocks import EditState, assert_weights_unchanged, edits_suspended
 from circuits.model.prompt_parsing import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts import Prompts, positions_from_mask
-from circuits.tensors import Span
+from circuits.tensors_and_positions import Span
 
 CACHED = "a key-value cache"
 PADDING = "padding"
@@ -63,7 +63,7 @@ def call_padding_mask(
     # A cache of transformer-lens holds the mask of its keys, and the call has that of its own tokens.
     before = getattr(cache, "previous_attention_mask", None)
     if mask is None and inputs is not None and not inputs.is_floating_point():
-        if is_text(kwargs.get("input")):
+        if is_text_input(kwargs.get("input")):
             mask = mask_of_tokenizer(surface, inputs, kwargs.get("padding_side"))
         else:
             mask = mask_of_model(surface, inputs) if before is None else mask_of_tokenizer(surface, inputs)
@@ -85,26 +85,30 @@ class CleanPassResults:
 
     surface: HookedModel
     batch_size: int | None = None
-    results: dict[Reference, Tensor] = field(default_factory=dict)
+    results: dict[PassRequest, Tensor] = field(default_factory=dict)
 
-    def run_missing(self, wanted: Iterable[Reference]) -> None:
+    def run_missing(self, wanted: Iterable[PassRequest]) -> None:
         """Runs the passes that are missing, one per distinct pair of prompts and edits."""
         missing = [reference for reference in dict.fromkeys(wanted) if reference not in self.results]
         for prompts, before in dict.fromkeys((each.prompts, each.before) for each in missing):
             edit, layer = before or (None, 0)
             steps = () if edit is None else edit.plan(self.surface)
             writes = [step for step in steps if step.layer is not None and step.layer < layer]
-            self.run_missing(one for write in writes for one in write.replacement.references(write).values())
+            self.run_missing(
+                one for write in writes for one in write.replacement.clean_passes(write).values()
+            )
             together = [each for each in missing if (each.prompts, each.before) == (prompts, before)]
             if left := [each for each in together if each not in self.results]:
-                self._run(prompts, writes, left)
+                self._run_prompts(prompts, writes, left)
 
-    def _run(self, prompts: Prompts, writes: Sequence[ActivationEdit], wanted: list[Reference]) -> None:
+    def _run_prompts(
+        self, prompts: Prompts, writes: Sequence[ActivationEdit], wanted: list[PassRequest]
+    ) -> None:
         """Runs prompts, clean or under edits, a chunk at a time; keeps the activations or sums that are wanted."""
         surface = self.surface
         surface.check_prompts(prompts, "reference or source tokens")
         step = choose_batch_size(surface, prompts.shape[1], self.batch_size, "reference")
-        found: dict[Reference, list[Tensor]] = {reference: [] for reference in wanted}
+        found: dict[PassRequest, list[Tensor]] = {reference: [] for reference in wanted}
         with edits_suspended(surface.model), hold_eval_mode(surface.model), torch.no_grad():
             for start in range(0, len(prompts), step):
                 chunk = prompts[start : start + step]
@@ -116,10 +120,10 @@ class CleanPassResults:
                 edited = [(write.hook, make_edit_hook(write, call)) for write in writes]
                 with (
                     listen_at_hooks(surface, edited),
-                    recording(surface, {one.hook for one in wanted}) as seen,
-                    check_functions(surface, writes),
+                    record_activations(surface, {one.hook for one in wanted}) as seen,
+                    check_functions_wrote_nothing(surface, writes),
                 ):
-                    surface.call(chunk)
+                    surface.run_forward(chunk)
                 for one, kept in found.items():
                     if one.hook not in seen:
                         raise CircuitsError(f"{one.hook} never fired in a clean pass: nothing to take")
@@ -135,7 +139,7 @@ class CleanPassResults:
             whole = kept[0] if one.reduction is not None else torch.cat(kept)
             kept.clear()
             self.results[one] = (
-                whole if one.reduction is None else one.reduction.finish(whole, prompts, one.kind)
+                whole if one.reduction is None else one.reduction.from_sum(whole, prompts, one.kind)
             )
 
 
@@ -144,7 +148,7 @@ class EditedRuns:
     """The runs of the model under some edits, one after the other; clean passes are not among them."""
 
     surface: HookedModel
-    references: Mapping[Reference, Tensor]
+    references: Mapping[PassRequest, Tensor]
     state: EditState
     writes: Sequence[ActivationEdit] = ()
     edges: Sequence[EdgePatch] = ()
@@ -169,18 +173,18 @@ class EditedRuns:
         """Whether the model itself runs, and not a part of it that was called alone."""
         return self.run is not self._of_part
 
-    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def start_run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Starts a run of the model on these inputs, and checks that the edits can act in it."""
         if self.state.suspended:
             return
         # First: `end` follows whatever is raised here.
         self.run = replace(self._of_part, given=kwargs, reads={}, known={})
-        tokens = self.run.tokens = self.surface.tokens_of(args, kwargs)
+        tokens = self.run.tokens = self.surface.tokens_of_call(args, kwargs)
         real, length = (
             call_padding_mask(self.surface, kwargs, tokens),
             None if tokens is None else tokens.shape[1],
         )
-        self.run.decode_step = self.generation.next(self.surface.model, kwargs, length, real)
+        self.run.decode_step = self.generation.next_step(self.surface.model, kwargs, length, real)
         self.count += 1
         generates, odd = self.run.decode_step.open, find_nontoken_argument(kwargs, real)
         for write in [*self.writes, *(edge.sender for edge in self.edges)]:
@@ -189,7 +193,7 @@ class EditedRuns:
                     f"{write.label}: not supported while the model generates, or with {CACHED}; "
                     "edit runs on whole prompts"
                 )
-            references = write.replacement.references(write).values() if odd not in (None, CACHED) else ()
+            references = write.replacement.clean_passes(write).values() if odd not in (None, CACHED) else ()
             if any(odd not in one.prompts.extra for one in references):
                 raise CircuitsError(
                     f"{write.label}: this call has {odd}, which a clean pass on the tokens given would not have; patch "
@@ -199,15 +203,17 @@ class EditedRuns:
             raise CircuitsError(
                 f"{self.edges[0].label}: paths are not supported while the model generates, or with {CACHED}"
             )
-        self.checks.enter_context(check_functions(self.surface, self.writes))
+        self.checks.enter_context(check_functions_wrote_nothing(self.surface, self.writes))
 
-    def end(self) -> None:
+    def end_run(self) -> None:
         if self.is_model_running and not self.state.suspended:
             self.run = self._of_part
             self.checks.close()
 
 
-def check_functions(surface: HookedModel, writes: Iterable[ActivationEdit]) -> AbstractContextManager[None]:
+def check_functions_wrote_nothing(
+    surface: HookedModel, writes: Iterable[ActivationEdit]
+) -> AbstractContextManager[None]:
     """Refuses, at the end of a run, that the functions of its edits have written to the parameters."""
     labels = (write.label for write in writes if isinstance(write.replacement, FromFunction))
     names = " or ".join(dict.fromkeys(labels))
@@ -219,7 +225,7 @@ def make_edit_hook(
 ) -> Callable[[Tensor], Tensor | None]:
     """Returns the hook function that carries out one edit."""
 
-    def replaced(current: Tensor) -> Tensor | None:
+    def replace_activation(current: Tensor) -> Tensor | None:
         if call.state.suspended:
             return None
         # The model adds position embeddings outside of its forward pass where it generates without a cache.
@@ -228,12 +234,12 @@ def make_edit_hook(
             and not call.is_model_running
             and current_generation(call.surface.model) is not None
         )
-        if outside and (write.positions is not None or write.replacement.references(write)):
+        if outside and (write.positions is not None or write.replacement.clean_passes(write)):
             raise CircuitsError(
                 f"{write.label}: {call.surface.family}.generate embeds outside of the forward pass, where positions "
                 "are unknown; edit resid_pre.0"
             )
-        new, selected = replacement_for(write, call.run, current)
+        new, selected = replacement_and_mask(write, call.run, current)
         # While the model generates, positions that are named may come in a later run, as a stretch may in any longer.
         late = call.run.decode_step.open or (isinstance(write.positions, Span) and call.state.rows is None)
         if late and not bool(selected.any()):
@@ -242,11 +248,11 @@ def make_edit_hook(
             fired()
         return torch.where(selected, new, current)
 
-    return replaced
+    return replace_activation
 
 
-def replacement_for(write: ActivationEdit, run: ModelRun, current: Tensor) -> tuple[Tensor, Tensor]:
+def replacement_and_mask(write: ActivationEdit, run: ModelRun, current: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the replacement of an activation and the boolean mask of replaced entries; both broadcast to it."""
-    selected = write.selected(current, run.state.rows, run.state.total, run.decode_step)
-    found = {name: run.references[one] for name, one in write.replacement.references(write).items()}
+    selected = write.selection_mask(current, run.state.rows, run.state.total, run.decode_step)
+    found = {name: run.references[one] for name, one in write.replacement.clean_passes(write).items()}
     return write.replacement.value(current, HookContext(write, selected, found, run)), selected

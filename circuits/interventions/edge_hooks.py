@@ -22,14 +22,14 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch
-from circuits.interventions.clean_and_edited_runs import EditedRuns, replacement_for
-from circuits.interventions.paths import BY_HEAD, order_of, receiver_site_order, receiving_heads
+from circuits.interventions.clean_and_edited_runs import EditedRuns, replacement_and_mask
+from circuits.interventions.paths import BY_HEAD, order_of_computation, receiver_site_order, receiving_heads
 from circuits.interventions.replacements import FromTensors, Zero
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle
 from circuits.model.projections import OUTPUTS, Projections, check_recomputed
 from circuits.model.sites import KINDS
-from circuits.tensors import Span
+from circuits.tensors_and_positions import Span
 
 Group = frozenset[int]  # numbers of the senders whose edges into a receiver are patched
 Place = tuple[str, int | None]  # a receiving hook, and a head of it; None where a receiver has no heads
@@ -80,7 +80,7 @@ class EdgeHooks:
     def __init__(self, surface: HookedModel, call: EditedRuns) -> None:
         """Numbers the senders; finds which are replaced for each receiving head, and each group's last receiver."""
         self._surface, self._call = surface, call
-        self._projections = Projections.of(surface)
+        self._projections = Projections.of_model(surface)
         self._receivers = receiver_site_order(surface)
         self._through_mlps = call.edges[0].through == "mlps"
         self._senders: list[EdgePatch] = []  # by number, an edge from each
@@ -101,7 +101,7 @@ class EdgeHooks:
                     self._at.setdefault(write.hook, []).append(number)
             for head in receiving_heads(receiver, surface):
                 groups.setdefault((receiver.hook, head), set()).add(known[id(write)])
-                order = order_of(receiver.kind.name, receiver.layer, self._receivers)
+                order = order_of_computation(receiver.kind.name, receiver.layer, self._receivers)
                 places[receiver.hook, head] = order, edge.label
         # Whether some sender is replaced by zeros, and with all of them nothing of a stream may be left.
         self._zeroes = any(_writes_zeros(edge.sender) for edge in self._senders)
@@ -120,7 +120,7 @@ class EdgeHooks:
     def hooks(self) -> list[Callable[[], Handle]]:
         """Returns what puts a hook onto each place where senders' changes arise, pass on or are received."""
         functions: list[tuple[str, Callable[[EdgeRunState, Tensor], Tensor | None]]] = [
-            (hook, partial(self._at_embedding, hook)) for hook in ("hook_embed", "hook_pos_embed")
+            (hook, partial(self._collect_at_embedding, hook)) for hook in ("hook_embed", "hook_pos_embed")
         ]
         for layer in range(self._surface.n_layers):
             functions += [
@@ -131,42 +131,44 @@ class EdgeHooks:
                 (hook_at("resid_mid", layer), partial(self._prepare_mlp_at_resid_mid, layer)),
                 (hook_at("mlp_post", layer), partial(self._collect_inner_changes, "mlp_post", layer)),
                 (hook_at("mlp_out", layer), partial(self._collect_output_changes, "mlp_out", layer)),
-                (hook_at("resid_post", layer), partial(self._at_resid_post, layer)),
+                (hook_at("resid_post", layer), partial(self._replace_resid_post, layer)),
             ]
         put_on: list[Callable[[], Handle]] = [
-            partial(self._surface.on_input, hook, partial(self._in_run, function))
+            partial(self._surface.on_input, hook, partial(self._call_in_run, function))
             for hook, function in functions
             if hook in self._surface.hooks
         ]
         for layer in range(self._surface.n_layers):
             if (hook_at("mlp_pre", layer), None) in self._groups:
-                function = partial(self._in_run, partial(self._replace_mlp_input, layer))
+                function = partial(self._call_in_run, partial(self._replace_mlp_input, layer))
                 put_on.append(partial(self._surface.on_mlp_input, layer, function))
         return put_on
 
-    def _in_run(self, function: Callable[[EdgeRunState, Tensor], Tensor | None], x: Tensor) -> Tensor | None:
+    def _call_in_run(
+        self, function: Callable[[EdgeRunState, Tensor], Tensor | None], x: Tensor
+    ) -> Tensor | None:
         """Calls a hook function with the run under way, unless it is none of ours, or modules are called aside."""
         if self._call.state.suspended or not self._call.is_model_running:
             return None
-        run: EdgeRunState = self._call.run.once("patched edges", EdgeRunState)
+        run: EdgeRunState = self._call.run.compute_once("patched edges", EdgeRunState)
         return None if run.busy else function(run, x)
 
     # ---- Hook functions in the order of a run. Each gets the input of its site.
 
-    def _at_embedding(self, hook: str, run: EdgeRunState, x: Tensor) -> None:
+    def _collect_at_embedding(self, hook: str, run: EdgeRunState, x: Tensor) -> None:
         output = self._after_hooks(run, hook, x)
         if hook == "hook_pos_embed" and "pos_embed" not in self._surface.embeddings:
             run.positions = output
             return
         run.left = output if run.left is None else run.left + output
-        run.changes |= self._changes_at(run, hook, output)
+        run.changes |= self._sender_changes_at(run, hook, output)
 
     def _prepare_qkv(self, layer: int, run: EdgeRunState, x: Tensor) -> None:
         """Computes what receivers at q, k and v of a layer get of the stream with the senders' changes.
 
         It is written when their hooks fire; see `_replace_qkv`.
         """
-        order = order_of("q", layer, self._receivers)
+        order = order_of_computation("q", layer, self._receivers)
         if layer == 0 and run.left is not None:
             run.left = self._propagate_past(
                 run, partial(self._projections.apply_stream_norm, "embed", None), run.left, order
@@ -177,7 +179,7 @@ class EdgeHooks:
             differs = f"what comes to block {layer} differs from what was handed on to it"
             check_recomputed(x, run.left, label, differs)
         beyond_mlp = self._groups_through_mlp(layer) if self._surface.parallel else []
-        arriving = self._differences(run, beyond_mlp, x)
+        arriving = self._differences_so_far(run, beyond_mlp, x)
         stream = self._propagate_past(
             run, partial(self._surface.apply_hooks, hook_at("resid_pre", layer)), x, order
         )
@@ -238,7 +240,7 @@ class EdgeHooks:
         hook = hook_at(site, layer)
         if hook in self._at:
             output = self._after_hooks(run, hook, x)
-            run.inner[site] = output, self._changes_at(run, hook, output)
+            run.inner[site] = output, self._sender_changes_at(run, hook, output)
 
     def _collect_output_changes(self, site: str, layer: int, run: EdgeRunState, x: Tensor) -> None:
         """Collects the differences at a component's output, attn_out or mlp_out."""
@@ -266,7 +268,7 @@ class EdgeHooks:
                 run.changes |= differences
             else:
                 self._propagate_differences(run, partial(self._after_hooks, run, hook), x, after, differences)
-        run.changes |= self._changes_at(run, hook, after)
+        run.changes |= self._sender_changes_at(run, hook, after)
         for group, mlp_out in run.group_mlp_out.items() if site == "mlp_out" else ():
             # Where the MLP itself is a sender, its output does not depend on the group's stream.
             silenced = self._mlp_replaced_mask(group, layer, after)
@@ -275,8 +277,11 @@ class EdgeHooks:
             run.group_mlp_out.clear()
 
     def _prepare_mlp_at_resid_mid(self, layer: int, run: EdgeRunState, x: Tensor) -> None:
-        order, groups = order_of("mlp_pre", layer, self._receivers), self._groups_through_mlp(layer)
-        arriving = self._differences(run, groups, x)
+        order, groups = (
+            order_of_computation("mlp_pre", layer, self._receivers),
+            self._groups_through_mlp(layer),
+        )
+        arriving = self._differences_so_far(run, groups, x)
         stream = self._propagate_past(
             run, partial(self._surface.apply_hooks, hook_at("resid_mid", layer)), x, order
         )
@@ -289,7 +294,7 @@ class EdgeHooks:
         """Returns the groups on whose streams the MLP of a layer is recomputed."""
         if not self._through_mlps or hook_at("mlp_out", layer) not in self._surface.hooks:
             return []
-        order = order_of("mlp_pre", layer, self._receivers)
+        order = order_of_computation("mlp_pre", layer, self._receivers)
         return [group for group, last in self._last.items() if last > order]
 
     def _prepare_mlp_input(
@@ -307,11 +312,11 @@ class EdgeHooks:
         receiver = hook_at("mlp_pre", layer), None
         if receiver in self._groups:
             (run.into_mlp,) = self._all_differences(run, [self._groups[receiver]], stream)
-        leaving = self._differences(run, groups, stream)
+        leaving = self._differences_so_far(run, groups, stream)
         with run.hooks_paused():
             for group, before, after in zip(groups, arriving, leaving, strict=True):
                 if bool(before.any()) or bool(after.any()) or after.requires_grad:
-                    run.group_mlp_out[group] = self._projections.mlp(layer, x + before, stream + after)
+                    run.group_mlp_out[group] = self._projections.mlp_output(layer, x + before, stream + after)
 
     def _replace_mlp_input(self, layer: int, run: EdgeRunState, x: Tensor) -> Tensor | None:
         if run.into_mlp is None:
@@ -320,9 +325,13 @@ class EdgeHooks:
         self._call.received.add(hook_at("mlp_pre", layer))
         return x + change
 
-    def _at_resid_post(self, layer: int, run: EdgeRunState, x: Tensor) -> Tensor | None:
+    def _replace_resid_post(self, layer: int, run: EdgeRunState, x: Tensor) -> Tensor | None:
         """Returns the stream with what a receiver at the block's end gets, `None` for no receiver; keeps it."""
-        hook, order, new = hook_at("resid_post", layer), order_of("resid_post", layer, self._receivers), None
+        hook, order, new = (
+            hook_at("resid_post", layer),
+            order_of_computation("resid_post", layer, self._receivers),
+            None,
+        )
         if (hook, None) in self._groups:
             (change,) = self._all_differences(run, [self._groups[hook, None]], x)
             x = new = x + change
@@ -335,12 +344,12 @@ class EdgeHooks:
 
     # ---- Differences between the streams of groups and the run's
 
-    def _changes_at(self, run: EdgeRunState, hook: str, output: Tensor) -> dict[int, Tensor]:
+    def _sender_changes_at(self, run: EdgeRunState, hook: str, output: Tensor) -> dict[int, Tensor]:
         """Returns, by sender at a site, its replacement − its output in the run."""
         differences = {}
         for number in self._at.get(hook, ()):
             write = self._senders[number].sender
-            new, selected = replacement_for(write, self._call.run, output)
+            new, selected = replacement_and_mask(write, self._call.run, output)
             differences[number] = torch.where(selected, new - output, torch.zeros_like(output))
             run.seen.add(number)
             # In a part of a sweep's examples, prompts may all be shorter than those of other parts.
@@ -398,9 +407,9 @@ class EdgeHooks:
             raise CircuitsError(
                 f"{edge.label}: this run did not pass {edge.sender.hook}, which is to send; call the whole model"
             )
-        return self._differences(run, groups, stream)
+        return self._differences_so_far(run, groups, stream)
 
-    def _differences(self, run: EdgeRunState, groups: Sequence[Group], stream: Tensor) -> Tensor:
+    def _differences_so_far(self, run: EdgeRunState, groups: Sequence[Group], stream: Tensor) -> Tensor:
         """Returns the same differences, of the senders that the run has passed so far."""
         differences = stream.new_zeros(len(groups), *stream.shape)
         if groups and run.changes:
@@ -421,7 +430,9 @@ class EdgeHooks:
         mask, call = torch.zeros((1, 1, 1), dtype=torch.bool, device=mlp_out.device), self._call
         for write in (self._senders[number].sender for number in group):
             if write.layer == layer and write.kind.name in ("mlp_post", "mlp_out"):
-                mask = mask | write.selected(mlp_out, call.state.rows, call.state.total, call.run.decode_step)
+                mask = mask | write.selection_mask(
+                    mlp_out, call.state.rows, call.state.total, call.run.decode_step
+                )
         return mask
 
     def _after_hooks(self, run: EdgeRunState, hook: str, x: Tensor) -> Tensor:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from circuits.errors import CircuitsError, prefix_error_messages
+from circuits.errors import CircuitsError, prefix_circuits_errors
 from circuits.interventions.base import ActivationEdit, Intervention, Replacement
 from circuits.interventions.replacements import FromFunction
 from circuits.model.heads import HeadSpec, index_on_head_axis, looks_like_heads, parse_heads
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import UNITS, Site
 from circuits.model.types import HeadsLike, IndicesLike, PositionsLike, SiteLike
-from circuits.tensors import (
+from circuits.tensors_and_positions import (
     Positions,
     Snapshot,
     Span,
@@ -89,7 +89,7 @@ class Edit(Intervention):
     def plan(self, surface: HookedModel) -> tuple[ActivationEdit, ...]:
         """Returns a write for each hook of the edit's places; refuses those that the model lacks and must have."""
         replacement = self.replacement.resolve(surface, self)
-        with prefix_error_messages(self.name):
+        with prefix_circuits_errors(self.name):
             return tuple(
                 ActivationEdit(
                     self,
@@ -124,11 +124,11 @@ class Edit(Intervention):
         return self.name if direction is None else f"{self.name} ({direction})"
 
 
-def parse_target(what: Any, caller: str) -> tuple[Place, ...]:
+def parse_places(what: Any, caller: str) -> tuple[Place, ...]:
     """Reads heads (edited at z), a site, or a layer number, which stands for its heads at z and its neurons at
     mlp_post, so that both output biases stay.
     """
-    with prefix_error_messages(caller):
+    with prefix_circuits_errors(caller):
         if isinstance(what, bool):
             raise CircuitsError(f"expected heads, a site or a layer, got {what!r}")
         if isinstance(what, int | np.integer):
@@ -139,7 +139,7 @@ def parse_target(what: Any, caller: str) -> tuple[Place, ...]:
 
 
 def parse_heads_at(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
-    with prefix_error_messages(caller):
+    with prefix_circuits_errors(caller):
         return (Place(Site(site), parse_heads(spec)),)
 
 
@@ -148,15 +148,15 @@ def parse_place(site: Any, heads: Any, caller: str, neurons: Any = None, feature
     unit, units = ("feature", features) if neurons is None else ("neuron", neurons)
     check_not_a_mask(units, f"{caller}: {unit}s", "of them all")
     chosen = parse_indices(units, caller, f"{unit}s")
-    with prefix_error_messages(caller):
+    with prefix_circuits_errors(caller):
         parsed = Site.parse(site)
     if units is not None:
-        check_units(parsed, unit, caller)
-    with prefix_error_messages(caller):
+        check_site_has_unit(parsed, unit, caller)
+    with prefix_circuits_errors(caller):
         return Place(parsed, None if heads is None else parse_heads(heads), chosen)
 
 
-def check_units(site: Site, by: str, caller: str) -> None:
+def check_site_has_unit(site: Site, by: str, caller: str) -> None:
     """Refuses by="neuron" and by="feature" at a site that has others, or none."""
     if by in UNITS.values() and site.kind.unit != by:
         where = (

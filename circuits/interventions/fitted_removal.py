@@ -15,10 +15,10 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.fourier_waves import wave_products
-from circuits.interventions.base import ActivationEdit, HookContext, Reduction, Reference, Replacement
+from circuits.interventions.base import ActivationEdit, HookContext, PassRequest, Reduction, Replacement
 from circuits.model.prompts import Prompts
 from circuits.model.sites import SiteKind
-from circuits.tensors import Positions, Snapshot
+from circuits.tensors_and_positions import Positions, Snapshot
 
 #: Choices for the components of a frequency.
 DIRECTIONS = ("all", "sum")
@@ -77,7 +77,7 @@ class FunctionCoefficients(Reduction):
         activation = activation.double().masked_fill(activation.isneginf(), 0.0)
         return (functions.T @ activation.flatten(1)).reshape(-1, *activation.shape[1:])
 
-    def finish(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
+    def from_sum(self, total: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         means = total.flatten(1) / len(prompts)
         coefficients = (self.functions.gram_pinv @ means[1:].cpu()).to(total.device)
         return torch.cat([means[:1], coefficients]).reshape(-1, *total.shape[1:])
@@ -90,9 +90,9 @@ class RemoveFitted(Replacement):
     functions: FunctionSet
     keep: bool
 
-    def references(self, write: ActivationEdit) -> dict[str, Reference]:
+    def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
         examples = Prompts(self.functions.examples.tensor)
-        return {"fit": Reference(examples, write.hook, write.kind, FunctionCoefficients(self.functions))}
+        return {"fit": PassRequest(examples, write.hook, write.kind, FunctionCoefficients(self.functions))}
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns the activation without its fitted part, or with that part alone."""
@@ -101,9 +101,9 @@ class RemoveFitted(Replacement):
             raise CircuitsError(
                 f"{context.write.label}: call the whole model with a tensor of tokens, which tell its examples"
             )
-        if context.mask is not None:
+        if context.token_mask is not None:
             raise CircuitsError(f"{self.functions.caller}: the run has padding, and the fit had none")
-        functions = context.run.once(id(self), lambda: self.functions.values_at(tokens))
+        functions = context.run.compute_once(id(self), lambda: self.functions.values_at(tokens))
         fit = context.references["fit"].to(current.device)
         share = (functions.to(current.device) @ fit[1:].flatten(1)).reshape(current.shape)
         new = fit[:1] + share if self.keep else current.double() - share

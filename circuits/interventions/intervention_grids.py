@@ -13,7 +13,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention
 from circuits.model.heads import Head, KeyValueGroup
-from circuits.tensors import Snapshot, dense_if_array
+from circuits.tensors_and_positions import Snapshot, dense_if_array
 from circuits.validate import is_whole, parse_seed
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from circuits.errors import CircuitsError, prefix_error_messages
+from circuits.errors import CircuitsError, prefix_circuits_errors
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver
 from circuits.interventions.edits import Edit, Place
 from circuits.model.hooked_model import HookedModel
@@ -24,17 +24,17 @@ class Path(Intervention):
     def plan(self, surface: HookedModel) -> tuple[EdgePatch, ...]:
         """Returns an edge for each sender and receiver; refuses a receiver that is computed before the sender."""
         senders = self.sender.plan(surface)
-        with prefix_error_messages(self.label):
+        with prefix_circuits_errors(self.label):
             output = Place(Site("resid_post", surface.n_layers - 1))
             receivers = [output if place is None else place for place in self.receivers]
             places = [(place, *hook_heads) for place in receivers for hook_heads in place.resolve(surface)]
-        last = max(order_of(write.kind.name, write.layer, SENDERS) for write in senders)
+        last = max(order_of_computation(write.kind.name, write.layer, SENDERS) for write in senders)
         table = receiver_site_order(surface)
         for place, layer, _, _ in places:
             name = place.site.kind.name
             # Equal orders are refused too: z is computed from q, k and v, and mlp_post from mlp_pre.
-            if order_of(name, layer, table) <= last:
-                parallel = surface.parallel and order_of(name, layer, RECEIVERS) > last
+            if order_of_computation(name, layer, table) <= last:
+                parallel = surface.parallel and order_of_computation(name, layer, RECEIVERS) > last
                 beside = "this model runs attention and MLP of a layer in parallel"
                 raise CircuitsError(
                     f"{self.label}: no path to {name}.{layer}: "
@@ -76,7 +76,7 @@ class Path(Intervention):
         return f"patch.path({sender} -> {receiver})"
 
 
-def check_ends(sender: Site, receivers: Sequence[Site]) -> None:
+def check_sender_and_receivers(sender: Site, receivers: Sequence[Site]) -> None:
     """Refuses senders that do not write to the residual stream, and receivers that do not read from it."""
     if sender.kind.name not in SENDERS:
         raise CircuitsError(
@@ -104,7 +104,7 @@ _PER_LAYER = 10
 BY_HEAD = ("q", "k", "v")
 
 
-def order_of(name: str, layer: int | None, table: dict[str, int]) -> int:
+def order_of_computation(name: str, layer: int | None, table: dict[str, int]) -> int:
     """Returns a site's place in the order of computation, by `SENDERS` or `receiver_site_order`."""
     return table[name] + (_PER_LAYER * layer if layer is not None else -_PER_LAYER)
 
@@ -123,7 +123,9 @@ def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
     """Refuses edges that cannot be one edit: an edge that is patched twice, or different `through`."""
     receivers = receiver_site_order(surface)
     # Sorted, so that a stream comes before its readers.
-    edges = sorted(edges, key=lambda edge: order_of(edge.receiver.kind.name, edge.receiver.layer, receivers))
+    edges = sorted(
+        edges, key=lambda edge: order_of_computation(edge.receiver.kind.name, edge.receiver.layer, receivers)
+    )
     ways = list(dict.fromkeys(edge.through for edge in edges))
     if len(ways) > 1:
         raise CircuitsError(
@@ -138,7 +140,7 @@ def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
                 f"{edge.label}: pos_embed of this model is not added to the residual stream, but to what all queries "
                 'and keys read; edit it with edit("pos_embed", ...)'
             )
-        order = order_of(edge.receiver.kind.name, edge.receiver.layer, receivers)
+        order = order_of_computation(edge.receiver.kind.name, edge.receiver.layer, receivers)
         for part in _sender_components(edge.sender, surface):
             places = [(part, edge.receiver.hook, head) for head in receiving_heads(edge.receiver, surface)]
             others = [known[place] for place in places if place in known]

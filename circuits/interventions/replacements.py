@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from circuits.errors import CircuitsError, prefix_error_messages
+from circuits.errors import CircuitsError, prefix_circuits_errors
 from circuits.interventions.base import (
     ActivationEdit,
     HookContext,
     Intervention,
     MeanOverExamples,
-    Reference,
+    PassRequest,
     Replacement,
 )
 from circuits.model.hooked_model import HookedModel
@@ -25,12 +25,12 @@ from circuits.model.prompts import (
     Given,
     Prompts,
     broadcast_mask,
-    check_pair,
+    check_source_fits_base,
     gather_columns,
     positions_from_mask,
 )
 from circuits.model.sites import KINDS
-from circuits.tensors import (
+from circuits.tensors_and_positions import (
     Positions,
     Snapshot,
     Span,
@@ -79,12 +79,12 @@ class _FromPrompts(Replacement):
         return self.given
 
     def resolve(self, surface: HookedModel, owner: Intervention) -> Replacement:
-        with prefix_error_messages(owner.label):
+        with prefix_circuits_errors(owner.label):
             found = replace(self, given=tokenise_for_model(self.given, surface, self.role))
-        found.check(surface, owner.label)
+        found.check_prompts(surface, owner.label)
         return found
 
-    def check(self, surface: HookedModel, label: str) -> None:
+    def check_prompts(self, surface: HookedModel, label: str) -> None:
         """Refuses, before any run, prompts that would be read otherwise than they are meant."""
 
 
@@ -102,30 +102,36 @@ class Mean(_FromPrompts):
     def reduction(self) -> MeanOverExamples:
         return MeanOverExamples(self.over == "batch,pos", self.at)
 
-    def check(self, surface: HookedModel, label: str) -> None:
+    def check_prompts(self, surface: HookedModel, label: str) -> None:
         prompts = self.prompts
         if isinstance(self.at, tuple):
             positions_to_mask(self.at, prompts.shape[1], f"{label}, reference_positions", prompts.real)
-        if self.at is not None and not bool(self.reduction.chosen(prompts).any()):
+        if self.at is not None and not bool(self.reduction.positions_in_mean(prompts).any()):
             raise CircuitsError(f"{label}: the reference has no tokens at reference_positions={self.at}")
         # Means per position need equal lengths only; a mean over positions must see no padding at all.
         used = torch.ones(prompts.shape[:2], dtype=torch.bool) if self.over == "batch,pos" else None
         check_no_unmasked_padding(surface, prompts, used, f"{label}, reference")
 
-    def references(self, write: ActivationEdit) -> dict[str, Reference]:
-        return {"mean": Reference(self.prompts, write.hook, write.kind, self.reduction)}
+    def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
+        return {"mean": PassRequest(self.prompts, write.hook, write.kind, self.reduction)}
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         """Returns the mean, at each row's own positions where it is taken by position."""
-        mean, known, step = context.reference("mean", current), self.prompts.lengths, context.decode_step
+        mean, known, step = (
+            context.clean_pass_result("mean", current),
+            self.prompts.lengths,
+            context.decode_step,
+        )
         pooled, kind = self.over == "batch,pos", context.write.kind
         if pooled or not (self.prompts.padded or step.open or step.real is not None):
-            check_shape(mean, current, context.write, "reference", pooled)
+            check_source_shape(mean, current, context.write, "reference", pooled)
             return mean
         real, longest = context.mask_with_past(current), known.max()[None]
         lengths = real.sum(1)
         if step.open:
-            check_in_source(step.own(current.shape[kind.query_axis]), longest, current, context, "reference")
+            check_positions_in_source(
+                step.own_positions(current.shape[kind.query_axis]), longest, current, context, "reference"
+            )
         elif int(lengths.max()) > int(longest):
             raise CircuitsError(
                 f"{context.write.label}: the reference has prompts of up to {int(longest)} tokens, the run one of "
@@ -151,10 +157,10 @@ class MeanUnderEdit(Mean):
 
     cache_safe = False
 
-    def references(self, write: ActivationEdit) -> dict[str, Reference]:
+    def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
         assert write.layer is not None  # patterns belong to layers
         before = write.owner, write.layer
-        return {"mean": Reference(self.prompts, write.hook, write.kind, self.reduction, before)}
+        return {"mean": PassRequest(self.prompts, write.hook, write.kind, self.reduction, before)}
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "of": "edited"}
@@ -168,14 +174,14 @@ class Resample(_FromPrompts):
 
     seed: int = 0
 
-    def check(self, surface: HookedModel, label: str) -> None:
+    def check_prompts(self, surface: HookedModel, label: str) -> None:
         check_no_unmasked_padding(surface, self.prompts, None, f"{label}, source")
 
-    def references(self, write: ActivationEdit) -> dict[str, Reference]:
-        return {"source": Reference(self.prompts, write.hook, write.kind)}
+    def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
+        return {"source": PassRequest(self.prompts, write.hook, write.kind)}
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
-        source = context.reference("source", current)
+        source = context.clean_pass_result("source", current)
         order = derangement(len(source), self.seed)
         # Rows are put in order first, and then cut to those of this call.
         mask = self.prompts.real[order] if self.prompts.padded else None
@@ -194,7 +200,7 @@ class Noise(Replacement):
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         label = context.write.label
-        if context.mask is not None:
+        if context.token_mask is not None:
             raise CircuitsError(f"{label}: noise is drawn by position; give prompts of one length")
         # Of the whole batch, then cut to the rows of this call: the same whatever the batch size.
         total = len(current) if context.run.state.total is None else context.run.state.total
@@ -220,11 +226,11 @@ class FromTokens(_FromPrompts):
 
     at: Positions | None = None
 
-    def references(self, write: ActivationEdit) -> dict[str, Reference]:
-        return {"source": Reference(self.prompts, write.hook, write.kind)}
+    def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
+        return {"source": PassRequest(self.prompts, write.hook, write.kind)}
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
-        source = context.reference("source", current)
+        source = context.clean_pass_result("source", current)
         mask = self.prompts.real if self.prompts.padded else None
         return align_source(source, mask, current, context, self.at, _UNEQUAL_LENGTHS)
 
@@ -321,7 +327,7 @@ class Uniform(Replacement):
             # The keys of a call end where its queries do; a sliding cache has dropped the first of them.
             end = step.start + current.shape[-2] if step.open else current.shape[-1]
             of_keys = replace(step, start=end - current.shape[-1], whole=True)
-            keys = of_keys.selected(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
+            keys = of_keys.position_mask(self.keys, current.shape[-1], f"{label}, keys {list(self.keys)}")
             chosen = may_see & (keys if keys.ndim == 1 else keys[:, None, None]).to(current.device)
             sees_none = may_see.any(-1, keepdim=True) & ~chosen.any(-1, keepdim=True)
             wrong = (context.selected & sees_none).any(-1)
@@ -363,7 +369,7 @@ def cast_to_dtype_of(tensor: Tensor, current: Tensor) -> Tensor:
     return tensor.to(device=current.device, dtype=current.dtype)
 
 
-def check_shape(
+def check_source_shape(
     source: Tensor, current: Tensor, write: ActivationEdit, what: str, pooled: bool = False
 ) -> None:
     """Refuses shapes that differ beyond the batch; a mean pooled over positions has extent 1 there and fits any
@@ -379,7 +385,9 @@ def check_shape(
         )
 
 
-def check_in_source(own: Tensor, lengths: Tensor, current: Tensor, context: HookContext, what: str) -> None:
+def check_positions_in_source(
+    own: Tensor, lengths: Tensor, current: Tensor, context: HookContext, what: str
+) -> None:
     """Refuses an edit, while the model generates, at positions of the run, `own` [batch or 1, pos], that are beyond the
     `lengths` [batch or 1] of the source.
     """
@@ -416,7 +424,7 @@ def align_source(
     axis, what = write.kind.query_axis, f"the source {list(source.shape)}"
     as_they_are = by_column or (mask is None and step.real is None)
     if (at is None and as_they_are and not step.open) or source.ndim != current.ndim:
-        check_shape(source, current, write, "source")
+        check_source_shape(source, current, write, "source")
         return source if len(source) == 1 else context.rows_of_this_call(source, len(current), what)
     there = torch.ones(len(source), source.shape[axis], dtype=torch.bool) if mask is None else mask
     if at is not None:
@@ -425,25 +433,27 @@ def align_source(
         source, there = (context.rows_of_this_call(one, len(current), what) for one in (source, there))
     there = there.to(current.device)
     if at is not None:
-        values = gather_columns(source, _paired_columns(at, there, current, context), axis)
-        check_shape(values, current, write, "source")
+        values = gather_columns(source, _source_column_of_each(at, there, current, context), axis)
+        check_source_shape(values, current, write, "source")
         return values
     real = context.mask_with_past(current)
     real = torch.ones_like(real) if by_column else real
     own, here, lengths = positions_from_mask(real), real.sum(1), there.sum(1).expand(len(real))
     if step.open:
-        check_in_source(own[:, step.start :], lengths, current, context, "source")
+        check_positions_in_source(own[:, step.start :], lengths, current, context, "source")
     elif bool((here != lengths).any()):
         row = int((here != lengths).nonzero()[0])
         raise CircuitsError(
-            f"{write.label}: example {context.batch_index(row)} has {int(here[row])} tokens, the one it takes from "
+            f"{write.label}: example {context.index_in_batch(row)} has {int(here[row])} tokens, the one it takes from "
             f"{int(lengths[row])}; {advice}"
         )
     start = there.int().argmax(1)[:, None]
     return select_own_positions(source, own, lengths, current, real, context, start)
 
 
-def _paired_columns(at: Positions, source_real: Tensor, current: Tensor, context: HookContext) -> Tensor:
+def _source_column_of_each(
+    at: Positions, source_real: Tensor, current: Tensor, context: HookContext
+) -> Tensor:
     """Returns for each column of the run that of the source which goes there, [batch pos]; 0 where none does. Positions
     `at` of the source go in order to those of the edit; its mask has a row for each of this call or one for all.
     """
@@ -453,11 +463,11 @@ def _paired_columns(at: Positions, source_real: Tensor, current: Tensor, context
     columns = torch.full((len(current), length), -1, device=current.device)
     assert isinstance(write.positions, tuple)
     for number, position in enumerate(write.positions):
-        here = decode_step.selected((position,), length, write.label).to(current.device)
+        here = decode_step.position_mask((position,), length, write.label).to(current.device)
         theirs = given[:, number, None].to(current.device)
         twice = (here & (columns >= 0) & (columns != theirs)).any(1)
         if bool(twice.any()):
-            row = context.batch_index(int(twice.nonzero()[0]))
+            row = context.index_in_batch(int(twice.nonzero()[0]))
             raise CircuitsError(
                 f"{write.label}: positions= names a token of example {row} twice, and source_positions= another token "
                 "for each; name it once"
@@ -497,7 +507,7 @@ def select_own_positions(
     if "key" in kind.axes:
         # Keys that are padding stay as they are: no query sees them.
         values = torch.where(real[:, None, None, -current.shape[-1] :], values, current)
-    check_shape(values, current, context.write, "source")
+    check_source_shape(values, current, context.write, "source")
     return values
 
 
@@ -508,7 +518,9 @@ def select_own_positions(
 HOW = ("resample", "mean", "zero")
 
 
-def parse_source(source: Any, base: Prompts, surface: HookedModel, how: Any, caller: str) -> Prompts | None:
+def parse_source_prompts(
+    source: Any, base: Prompts, surface: HookedModel, how: Any, caller: str
+) -> Prompts | None:
     """Returns the prompts of a source, in the layout of base where each has a partner there; None for zeros.
 
     Raises `CircuitsError` for a source that does not fit: pairs of unequal length, or means that do not reach as far as
@@ -521,7 +533,7 @@ def parse_source(source: Any, base: Prompts, surface: HookedModel, how: Any, cal
         return None
     source = parse_prompts(surface, source, caller, "source")
     if how == "resample":
-        check_pair(base, source, caller)
+        check_source_fits_base(base, source, caller)
         return source.like(base)
     padded = base.padded or source.padded
     if source.shape[1 + padded :] != base.shape[1 + padded :]:
@@ -538,7 +550,7 @@ def parse_source(source: Any, base: Prompts, surface: HookedModel, how: Any, cal
     return source
 
 
-def align_mean(mean: Tensor, prompts: Prompts) -> Tensor:
+def align_means_to_prompts(mean: Tensor, prompts: Prompts) -> Tensor:
     """Returns means [1 pos ...] of own positions at those of each prompt: [batch pos ...], or [1 pos ...]."""
     if not prompts.padded and mean.shape[1] == prompts.shape[1]:
         return mean

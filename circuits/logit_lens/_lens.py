@@ -13,15 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import draw
-from circuits.figures.panels import bars, heat, rows_to_series
+from circuits.figures.layout import draw_panels
+from circuits.figures.panels import bars, heatmap, rows_to_series
 from circuits.figures.results import pivot_by_head
 from circuits.interventions.apply import intervene, run_prompts
 from circuits.interventions.base import Intervention
-from circuits.logit_lens._stream_parts import ReadOut, component_contributions, readout_sites, sites_to_cache
+from circuits.logit_lens._stream_parts_and_read_out import (
+    ReadOut,
+    component_contributions,
+    readout_sites,
+    sites_to_cache,
+)
 from circuits.model.batch_size import choose_batch_size, run_within_memory
-from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
+from circuits.model.open_blocks import assert_weights_unchanged, mark_running_rows
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts, gather_columns
 from circuits.model.sites import Site
@@ -29,7 +34,7 @@ from circuits.model.types import BatchLike, Figure, MetricLike, PositionsLike, T
 from circuits.statistics import LEVEL, summarise
 from circuits.sweeps.metrics import Metric, is_sum_count_pair, metric_label
 from circuits.tables import ci_columns, short_table
-from circuits.tensors import Snapshot, parse_positions, positions_to_columns, positions_to_mask
+from circuits.tensors_and_positions import Snapshot, parse_positions, positions_to_columns, positions_to_mask
 
 # The rest of a metric that counts as rounding, relative to its terms.
 _LINEAR = 1e-5
@@ -81,10 +86,10 @@ def lens(
         raise CircuitsError("lens: batch= goes with metric=")
 
     def run_with_size(size: int) -> Any:
-        runs = _runs(surface, prompts, bool(edits), size)
+        runs = _forward_in_batches(surface, prompts, bool(edits), size)
         if metric is None:
             return _build_lens(surface, prompts, runs, positions)
-        of_metric = Metric.of(metric, batch, (surface, prompts), "lens", positions)
+        of_metric = Metric.parse(metric, batch, (surface, prompts), "lens", positions)
         return _attribute_metric(surface, runs, of_metric, size)
 
     # One block spans everything, so that contributions use the weights that interventions put in.
@@ -102,7 +107,7 @@ class _LensRun:
     last: Tensor
     parts: Mapping[str, Tensor]
 
-    def at(self, columns: Tensor) -> _LensRun:
+    def at_columns(self, columns: Tensor) -> _LensRun:
         """Returns the same at some columns, [example position]."""
         named = (self.streams, self.parts, {"output": self.output, "last": self.last})
         streams, parts, whole = (
@@ -111,7 +116,9 @@ class _LensRun:
         return _LensRun(self.rows, whole["output"], streams, whole["last"], parts)
 
 
-def _runs(surface: HookedModel, prompts: Prompts, edited: bool, size: int) -> Iterator[_LensRun]:
+def _forward_in_batches(
+    surface: HookedModel, prompts: Prompts, edited: bool, size: int
+) -> Iterator[_LensRun]:
     """Yields the forwards of all examples."""
     named, last = readout_sites(surface), Site("resid_post", surface.n_layers - 1)
     sites = list(dict.fromkeys([*sites_to_cache(surface), *named.values(), last]))
@@ -132,14 +139,14 @@ def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_LensRun]
         # Refuses those that are not there.
         positions_to_mask(at, prompts.shape[1], "lens, positions", prompts.real)
         columns = positions_to_columns(at, prompts.real)
-    kept = [one if columns is None else one.at(columns[one.rows]) for one in runs]
-    read_out = ReadOut.of(surface, kept[0].last, kept[0].output)
+    kept = [one if columns is None else one.at_columns(columns[one.rows]) for one in runs]
+    read_out = ReadOut.fit(surface, kept[0].last, kept[0].output)
     for one in kept:
-        read_out.check(one.last, one.output)
+        read_out.check_output(one.last, one.output)
     output, last = torch.cat([one.output for one in kept]), torch.cat([one.last for one in kept])
     ends = _concatenate_runs([one.streams for one in kept])
     parts = _concatenate_runs([one.parts for one in kept])
-    of_streams = ReadOut.of(surface, [*ends.values()][-1], output, False) if surface.post_norm else read_out
+    of_streams = ReadOut.fit(surface, [*ends.values()][-1], output, False) if surface.post_norm else read_out
     if columns is None:
         output = prompts.nan_at_padding(output)
         ends = {name: prompts.nan_at_padding(x) for name, x in ends.items()}
@@ -156,24 +163,24 @@ def _attribute_metric(
     linear = True
     for one in runs:
         with assert_weights_unchanged(surface.model, metric_label(metric.name)):
-            total, count, gradient = _compute_metric_and_gradient(metric.at(one.rows), one.output)
+            total, count, gradient = _compute_metric_and_gradient(metric.for_rows(one.rows), one.output)
         # Only where it reads: most metrics read a few positions and logits.
         columns = gradient.ne(0).any(-1).any(0).nonzero().flatten().expand(len(gradient), -1)
-        gradient, one = gather_columns(gradient, columns, 1), one.at(columns)
+        gradient, one = gather_columns(gradient, columns, 1), one.at_columns(columns)
         shares, rounding = dict.fromkeys([*one.parts, "constant"], torch.zeros_like(total)), 0 * total
         shares["nonlinear"] = total
         if columns.shape[1]:
             if read_out is None:
-                read_out = ReadOut.of(surface, one.last, one.output)
-            read_out.check(one.last, one.output)
-            shares, rounding = _shares(one, read_out, gradient, total)
+                read_out = ReadOut.fit(surface, one.last, one.output)
+            read_out.check_output(one.last, one.output)
+            shares, rounding = _component_shares(one, read_out, gradient, total)
         linear &= bool((shares["nonlinear"].abs() <= rounding).all())
         found.append((shares, total, count))
     by_run, totals, counts = zip(*found, strict=True)
     joined = _concatenate_runs(by_run)
     if linear:
         del joined["nonlinear"]
-    settings = {"batch_size": size, **surface.unchecked}
+    settings = {"batch_size": size, **surface.unchecked_setting}
     return DirectAttribution(joined, torch.cat(totals), torch.cat(counts), metric.name, settings)
 
 
@@ -181,11 +188,11 @@ def _compute_metric_and_gradient(metric: Metric, output: Tensor) -> tuple[Tensor
     """Returns the metric of each example, what it is divided by, and its gradient at the output."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = output.clone().requires_grad_()
-        values = metric.values(leaf, output)
+        values = metric.call_function(leaf, output)
         if len(values) > 1:
             raise CircuitsError(f"lens: one metric at a time; this one gives {', '.join(values)}")
         ((name, value),) = values.items()
-        total, count = metric.parse(value, name, len(output), "lens")
+        total, count = metric.parse_value(value, name, len(output), "lens")
         value = value[0] if is_sum_count_pair(value) else value
         if not isinstance(value, Tensor) or not value.requires_grad:
             raise CircuitsError(
@@ -195,7 +202,7 @@ def _compute_metric_and_gradient(metric: Metric, output: Tensor) -> tuple[Tensor
     return torch.as_tensor(total), torch.as_tensor(count), gradient
 
 
-def _shares(
+def _component_shares(
     one: _LensRun, read_out: ReadOut, gradient: Tensor, total: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Returns the share of each component for each example, [example] in float64, "nonlinear" the rest; and what of
@@ -207,7 +214,7 @@ def _shares(
     scale = norm.scale(one.last)
     if read_out.soft_cap is not None:
         gradient = gradient * (1 - (output / read_out.soft_cap).square())
-        output = norm.linear(one.last, scale) @ weight + constant
+        output = norm.apply_at_scale(one.last, scale) @ weight + constant
     # A part is centred, scaled and unembedded, all of which are linear: the same is done to the gradient instead.
     direction = (norm.centre(gradient @ weight.T * norm.gain) / scale).double()
     shares = {name: (part.double() * direction).sum((1, 2)).cpu() for name, part in one.parts.items()}
@@ -288,7 +295,7 @@ class Lens:
 
     @property
     def contributions(self) -> Mapping[str, Tensor]:
-        return _LazyTensors(self._parts, lambda part: self.read_out.linear(part, self._scale))
+        return _LazyTensors(self._parts, lambda part: self.read_out.share_of_output(part, self._scale))
 
     @property
     def constant(self) -> Tensor:
@@ -312,7 +319,7 @@ class Lens:
         if self.soft_cap is None:
             return self.output - self.contributions[name]
         others = (part for other, part in self.contributions.items() if other != name)
-        return self.read_out.capped(sum(others, self.constant))
+        return self.read_out.apply_soft_cap(sum(others, self.constant))
 
 
 @dataclass(frozen=True, repr=False)
@@ -338,17 +345,17 @@ class DirectAttribution:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """One row for each component: `layer`, `head`, its mean `share` with a 95% interval over examples, and `n`."""
-        return self._table(self.shares)
+        return self._tabulate_shares(self.shares)
 
     @cached_property
     def layers(self) -> pd.DataFrame:
         """The same with one row for the attention and one for the MLP of each layer, biases included."""
         sums: dict[str, Tensor] = {}
         for name, share in self.shares.items():
-            sums[_sublayer(name)] = sums.get(_sublayer(name), 0) + share
-        return self._table(sums)
+            sums[_sublayer_name(name)] = sums.get(_sublayer_name(name), 0) + share
+        return self._tabulate_shares(sums)
 
-    def _table(self, shares: Mapping[str, Tensor]) -> pd.DataFrame:
+    def _tabulate_shares(self, shares: Mapping[str, Tensor]) -> pd.DataFrame:
         sums = np.stack([share.numpy() for share in shares.values()])
         found = summarise(sums, np.broadcast_to(self.counts.numpy(), sums.shape), 0, _DRAWS, 1, LEVEL)
         rows = [(name, *_layer_and_head(name)) for name in shares]
@@ -367,13 +374,13 @@ class DirectAttribution:
         heads = pivot_by_head(self.frame[self.frame["head"].notna()], "share")
         panels = [
             bars({"share": rows_to_series(self.layers, "component", "share")}, y=f"share of {self.name}"),
-            heat(heads, unit="share", signed=True, row=26),
+            heatmap(heads, unit="share", signed=True, row=26),
         ]
         subtitle = "What each part adds directly, with the 95% interval over examples; below, each head."
-        return draw(panels, f"Direct attribution of {self.name}", subtitle)
+        return draw_panels(panels, f"Direct attribution of {self.name}", subtitle)
 
 
-def _sublayer(name: str) -> str:
+def _sublayer_name(name: str) -> str:
     """Returns "attention 0", "mlp 0" or, for what belongs to no layer, the name itself."""
     layer, head = _layer_and_head(name)
     if layer is None:

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.decode_steps import WHOLE
-from circuits.model.edit_state import (
+from circuits.model.hooked_model import HookedModel
+from circuits.model.hooks import Function, Handle
+from circuits.model.open_blocks import (
     EditState,
     get_edit_state,
     hold_model_exclusively,
@@ -21,10 +23,8 @@ from circuits.model.edit_state import (
     modules_of,
     undo_on_exit,
 )
-from circuits.model.hooked_model import HookedModel
-from circuits.model.hooks import Function, Handle
 from circuits.model.prompts import Prompts
-from circuits.tensors import dense_if_array, parse_positions, parse_span
+from circuits.tensors_and_positions import dense_if_array, parse_positions, parse_span
 
 
 @contextmanager
@@ -36,12 +36,12 @@ def hold_eval_mode(model: nn.Module) -> Iterator[None]:
     with hold_model_exclusively(model):
         before = [(module, module.training) for module in modules_of(model)]
 
-        def restore() -> None:
+        def restore_modes() -> None:
             for module, training in before:
                 if module.training != training:
                     module.training = training
 
-        with undo_on_exit(model, restore):
+        with undo_on_exit(model, restore_modes):
             # Set only where it changes, as setting an attribute of a module is slow.
             for module, training in before:
                 if training:
@@ -60,7 +60,7 @@ def listen_at_hooks(surface: HookedModel, functions: Iterable[tuple[str, Functio
 
 
 @contextmanager
-def recording(surface: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+def record_activations(surface: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """Yields a dict of the activations at `hooks` in the latest run inside the block; a hook that did not fire is
     missing.
 
@@ -68,10 +68,10 @@ def recording(surface: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, 
     """
     seen: dict[str, Tensor] = {}
 
-    def keep(hook: str, activation: Tensor) -> None:
+    def store_activation(hook: str, activation: Tensor) -> None:
         seen[hook] = activation.clone()
 
-    with listen_at_hooks(surface, [(hook, partial(keep, hook)) for hook in hooks]):
+    with listen_at_hooks(surface, [(hook, partial(store_activation, hook)) for hook in hooks]):
         yield seen
 
 
@@ -105,8 +105,8 @@ def record_rows(
     Edits of open blocks are in force; where one has a mask per example, its entries for these rows are used.
     """
     cut, hooks = mark_running_rows(surface.model, rows, len(prompts)), list(hooks)
-    with hold_eval_mode(surface.model), torch.no_grad(), cut, recording(surface, hooks) as seen:
-        surface.call(prompts[rows])
+    with hold_eval_mode(surface.model), torch.no_grad(), cut, record_activations(surface, hooks) as seen:
+        surface.run_forward(prompts[rows])
     if missing := [hook for hook in hooks if hook not in seen]:
         raise CircuitsError(f"{caller}: {missing[0]} never fired; this model has it switched off")
     return seen
@@ -129,4 +129,4 @@ def parse_position_mask(positions: Any, prompts: Prompts, label: str) -> Tensor:
         return given.detach().cpu().expand(batch, length)
     chosen = parse_span(given, label) or parse_positions(given, label)
     run = replace(WHOLE, real=prompts.real if prompts.padded else None)
-    return run.selected(chosen, length, label).expand(batch, length)
+    return run.position_mask(chosen, length, label).expand(batch, length)

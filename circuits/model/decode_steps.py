@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.model.hooks import Handle, Handles, MethodWrapper
 from circuits.model.prompts import positions_from_mask
-from circuits.tensors import Positions, Snapshot, Span, positions_to_mask
+from circuits.tensors_and_positions import Positions, Snapshot, Span, positions_to_mask
 
 #: The methods of a model, or of the one that it wraps, that call it once for each new token.
 METHODS = ("generate", "generate_stream", "hf_generate")
@@ -65,13 +65,13 @@ class DecodeStep:
         """The mask of the run's own positions, bool [batch pos]; None where there is no padding."""
         return None if self.real is None else self.real[:, self.start :]
 
-    def own(self, length: int) -> Tensor:
+    def own_positions(self, length: int) -> Tensor:
         """Returns the position of each of the run's columns in its row's own tokens, [batch or 1, length]."""
         if self.real is None:
             return torch.arange(self.start, self.start + length)[None]
         return positions_from_mask(self.real)[:, self.start :]
 
-    def selected(
+    def position_mask(
         self,
         positions: Positions | Span | Snapshot | None,
         length: int,
@@ -90,7 +90,7 @@ class DecodeStep:
             return chosen if self.own_mask is None else chosen.to(self.own_mask.device) & self.own_mask
         if isinstance(positions, tuple) and not self.open:
             return positions_to_mask(positions, length, what, self.real)
-        columns, here = self._prompt_length(positions, length, what), self.own(length)
+        columns, here = self._prompt_length(positions, length, what), self.own_positions(length)
         # The lengths of the prompts, [batch or 1, 1].
         prompts = (
             torch.tensor([[columns]]) if self.real is None else self.real[:, :columns].sum(1, keepdim=True)
@@ -100,7 +100,7 @@ class DecodeStep:
                 raise CircuitsError(
                     f'{what}: positions="new" are those that model.generate adds, and this run generates nothing'
                 )
-            first, last = positions.bounds(prompts)
+            first, last = positions.start_and_stop(prompts)
             chosen = (here >= first) & (here < last)
         else:
             shortest, of = int(prompts.min()), "prompt" if self.real is None else "shortest prompt"
@@ -129,7 +129,7 @@ class DecodeStep:
 
     def _prompt_length(self, positions: Positions | Span | None, length: int, what: str) -> int:
         relative = positions is None or (
-            positions.relative if isinstance(positions, Span) else min(positions) < 0
+            positions.depends_on_length if isinstance(positions, Span) else min(positions) < 0
         )
         if relative and not self.whole:
             raise CircuitsError(
@@ -157,7 +157,7 @@ class GenerationState:
     end: int = 0
     open_runs: dict[object, tuple[int | None, int | None]] = field(default_factory=dict)
 
-    def next(
+    def next_step(
         self, model: nn.Module, given: Mapping[str, Any], length: int | None, real: Tensor | None = None
     ) -> DecodeStep:
         """Returns the step of a run of `length` positions (None: unknown) with these arguments by name."""
@@ -221,7 +221,7 @@ def _mark_streamed_steps(model: nn.Module, generation: object, steps: Any) -> It
 def watch_generations(model: nn.Module) -> Handle:
     """Lets `current_generation` know of the model's generations until the handle is removed."""
 
-    def around(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def mark_around_call(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         generation = object()
         with _mark_generation(model, generation):
             result = method(*args, **kwargs)
@@ -232,7 +232,7 @@ def watch_generations(model: nn.Module) -> Handle:
     owners = [model, *([inner] if isinstance(inner, nn.Module) else [])]
     return Handles(
         *(
-            MethodWrapper(owner, name, around)
+            MethodWrapper(owner, name, mark_around_call)
             for owner in owners
             for name in METHODS
             if callable(getattr(type(owner), name, None))

@@ -159,7 +159,7 @@ def parse_heads(spec: Any) -> HeadSpec:
         return spec
     text = repr(spec)
     if hasattr(spec, "tolist"):
-        from circuits.tensors import dense_if_array  # torch, which text is read without
+        from circuits.tensors_and_positions import dense_if_array  # torch, which text is read without
 
         spec = dense_if_array(spec, "heads")
         spec = spec.tolist() if hasattr(spec, "tolist") else spec
@@ -176,7 +176,9 @@ def parse_heads(spec: Any) -> HeadSpec:
         elif isinstance(item, KeyValueGroup):
             parsed.append(item)
         elif isinstance(item, str) and item.strip().lower() != "all":
-            parsed += [head for part in re.split(r"[,+]", item) for head in _parse_part(part.strip(), text)]
+            parsed += [
+                head for part in re.split(r"[,+]", item) for head in _parse_heads_part(part.strip(), text)
+            ]
         else:
             raise CircuitsError(f"heads {text}: cannot read {item!r} as a head; write {SYNTAX}")
     return HeadSpec(text, tuple(dict.fromkeys(parsed)))
@@ -218,7 +220,7 @@ def _format_served_heads(group: KeyValueGroup, surface: HookedModel) -> str:
     return f"head{'s' * (len(served) > 1)} {','.join(map(str, served))}"
 
 
-def _parse_part(part: str, text: str) -> list[AnyHead]:
+def _parse_heads_part(part: str, text: str) -> list[AnyHead]:
     kinds: dict[bool, Callable[[int, int], AnyHead]] = {True: KeyValueGroup, False: Head}
     if match := _LETTERED.fullmatch(part):
         return [kinds[match[2] in "kK"](int(match[1]), int(match[3]))]

@@ -16,26 +16,26 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.bridge import BRIDGE, HuggingFaceBridge, make_bridge
-from circuits.model.edit_state import get_edit_state
+from circuits.model.bridge_hooks import BRIDGE, HuggingFaceBridgeHooks, make_bridge_hooks
 from circuits.model.hooks import (
     Function,
     Handle,
     MethodWrapper,
-    Revocable,
+    RevocableFunction,
     bind_arguments,
     hook_module_input,
     hook_module_output,
-    run_module,
+    run_hooked_module,
 )
+from circuits.model.open_blocks import get_edit_state
 from circuits.model.prompts import Prompts
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
-from circuits.model.supported import (
+from circuits.model.supported_models import (
     FAMILIES,
     NORMS_AFTER_ONLY,
     check_not_compiled,
     is_unchecked,
-    served_sites,
+    sites_of_unlisted_model,
     untested_setting,
 )
 
@@ -52,9 +52,9 @@ class HookedModel:
     def __init__(self, model: Any) -> None:
         """Reads a model's hook points, form and sizes; refuses models whose hooks are not proved to act."""
         check_not_compiled(model)
-        hooks = _hook_points(model)
+        hooks = _list_hook_points(model)
         self.model: nn.Module = model
-        self.family = _class_of(model, hooks)
+        self.family = _supported_class_name(model, hooks)
         cfg: Any = model.cfg
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
@@ -72,16 +72,19 @@ class HookedModel:
         )
         #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
         self.norms_after_only: bool = (
-            not self.bridged and self._setting("original_architecture") in NORMS_AFTER_ONLY
+            not self.bridged and self._config_entry("original_architecture") in NORMS_AFTER_ONLY
         )
         # A bridge drops the hooks that its model never calls.
-        self._bridge = make_bridge(model, hooks, self.parallel) if self.bridged else None
+        self._bridge = make_bridge_hooks(model, hooks, self.parallel) if self.bridged else None
         #: The sites whose sum is the first residual stream. A shortformer adds positions to what queries and keys read.
         self.embeddings = ["embed"] if KINDS["embed"].hook in hooks else []
-        if KINDS["pos_embed"].hook in hooks and self._setting("positional_embedding_type") != "shortformer":
+        if (
+            KINDS["pos_embed"].hook in hooks
+            and self._config_entry("positional_embedding_type") != "shortformer"
+        ):
             self.embeddings.append("pos_embed")
         #: The hooks of a bridge around a Hugging Face model; None for other models.
-        self.huggingface = self._bridge if isinstance(self._bridge, HuggingFaceBridge) else None
+        self.huggingface = self._bridge if isinstance(self._bridge, HuggingFaceBridgeHooks) else None
         #: The hook points of the autoencoders that are spliced in now.
         self.spliced = {
             name: point
@@ -90,20 +93,20 @@ class HookedModel:
         }
         hooks.update(self.spliced)
         # transformer-lens 3 calls a BERT causal.
-        masked = str(self._setting("architecture")).endswith("ForMaskedLM")
+        masked = str(self._config_entry("architecture")).endswith("ForMaskedLM")
         #: Whether no query sees a key behind it.
-        self.causal = self._setting("attention_dir") in (None, "causal") and not masked
-        ungrouped = not self.bridged and self._setting("ungroup_grouped_query_attention")
+        self.causal = self._config_entry("attention_dir") in (None, "causal") and not masked
+        ungrouped = not self.bridged and self._config_entry("ungroup_grouped_query_attention")
         #: The number of heads at k and v: fewer than `n_heads` under grouped-query attention.
-        self.key_value_heads: int = (not ungrouped and self._setting("n_key_value_heads")) or cfg.n_heads
+        self.key_value_heads: int = (not ungrouped and self._config_entry("n_key_value_heads")) or cfg.n_heads
         self.sizes: dict[str, int | None] = {
             "head": cfg.n_heads,
             "d_head": cfg.d_head,
             "d_model": cfg.d_model,
-            "d_mlp": self._setting("d_mlp"),
+            "d_mlp": self._config_entry("d_mlp"),
         }
 
-    def _setting(self, name: str) -> Any:
+    def _config_entry(self, name: str) -> Any:
         """Returns an entry of the model's config; None where it has none."""
         return getattr(self.model.cfg, name, None)
 
@@ -112,10 +115,10 @@ class HookedModel:
         for layer, block in enumerate(self.block_modules):
             if not hasattr(block, "mlp"):
                 self.hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
-        if self._setting("positional_embedding_type") == "alibi":
+        if self._config_entry("positional_embedding_type") == "alibi":
             self.hooks.pop("hook_pos_embed", None)
         untested = None if self.bridged else untested_setting(self.model)
-        served = KINDS.keys() if untested is None else served_sites(self.model, untested)
+        served = KINDS.keys() if untested is None else sites_of_unlisted_model(self.model, untested)
         for kind in KINDS.values():
             for layer in range(self.n_layers if kind.name not in served else 0):
                 self.hooks.pop(kind.hook.format(layer), None)
@@ -124,13 +127,13 @@ class HookedModel:
         """Returns (layer, full hook name) for each place that `site` names, limited to `layers` where given."""
         if site.layer is not None and site.layer >= self.n_layers:
             raise CircuitsError(f"no site {site}: the model has layers 0-{self.n_layers - 1}")
-        if site.name not in KINDS and site.kind.whole == site.name and site.hook(0) not in self.hooks:
+        if site.name not in KINDS and site.kind.whole_site == site.name and site.hook(0) not in self.hooks:
             short = site.name.rpartition(".")[2].removeprefix("hook_")
             meant = f"; did you mean {short}, or {short}.0 for layer 0?" if short in self.site_names() else ""
             raise CircuitsError(
                 f"no site {site} in this model{meant or '; it has ' + ', '.join(self.site_names())}"
             )
-        if self.bridged and site.kind.whole not in KINDS:
+        if self.bridged and site.kind.whole_site not in KINDS:
             raise CircuitsError(f"site {site} is not supported on a {BRIDGE}: a write may reach nothing")
         wanted: Iterable[int | None] = range(self.n_layers) if layers is None else layers
         if site.layer is not None or not site.kind.per_layer:
@@ -138,7 +141,7 @@ class HookedModel:
         present = [(layer, site.hook(layer)) for layer in wanted if site.hook(layer) in self.hooks]
         if not present:
             there = f"in this model; it has {', '.join(self.site_names())}"
-            if site.kind.whole != site.name:
+            if site.kind.whole_site != site.name:
                 there = ": no autoencoder is spliced in there; circuits.splice does that"
             raise CircuitsError(f"no site {site} {there}".replace(" :", ":"))
         return present
@@ -149,12 +152,12 @@ class HookedModel:
 
     def has_kv_groups(self, kind: SiteKind) -> bool:
         """Tells whether the head axis of a site holds key-value groups, that several heads share."""
-        grouped = kind.head_axis is not None and kind.whole in GROUPED
+        grouped = kind.head_axis is not None and kind.whole_site in GROUPED
         return grouped and self.key_value_heads != self.n_heads
 
     def head_count(self, kind: SiteKind) -> int:
         """Returns the size of the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
-        return self.key_value_heads if kind.whole in GROUPED else self.n_heads
+        return self.key_value_heads if kind.whole_site in GROUPED else self.n_heads
 
     def unit_count(self, kind: SiteKind, hook: str) -> int | None:
         """Returns the number of neurons or features at a hook; None where there are none, or the config gives none."""
@@ -164,7 +167,7 @@ class HookedModel:
             splice.width for splice in get_edit_state(self.model).splices.values() if hook in splice.hooks
         )
 
-    def stream_norm(self, site: str, layer: int | None) -> str | None:
+    def stream_norm_path(self, site: str, layer: int | None) -> str | None:
         """Returns the path of the norm that the residual stream itself passes after embed (the sum of the embeddings),
         resid_mid or resid_post; None where there is none.
         """
@@ -175,7 +178,7 @@ class HookedModel:
         first = site == "resid_mid" or not hasattr(self.block_modules[layer], "mlp")
         return f"blocks.{layer}.{'ln1' if first else 'ln2'}"
 
-    def sublayer_norm(self, site: str, layer: int) -> str | None:
+    def sublayer_norm_path(self, site: str, layer: int) -> str | None:
         """Returns the path of the norm that attn_out or mlp_out has passed before it is added to the stream; None where
         there is none.
         """
@@ -183,9 +186,9 @@ class HookedModel:
         norm = norm if self.norms_after_only else f"{norm}_post"
         return f"blocks.{layer}.{norm}" if hasattr(self.block_modules[layer], norm) else None
 
-    def block(self, layer: int) -> Any:
+    def block_module(self, layer: int) -> Any:
         """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
-        return self.block_modules[layer] if self._bridge is None else self._bridge.block(layer)
+        return self.block_modules[layer] if self._bridge is None else self._bridge.block_module(layer)
 
     def is_weight_in_out(self, path: str) -> bool:
         """Tells whether the weight of a linear map of a bridge is [in out], as in GPT-2, and not [out in]."""
@@ -213,7 +216,7 @@ class HookedModel:
                 )
         return {name: value for name, value in tensors.items() if isinstance(value, nn.Parameter)}
 
-    def check_inputs(self, tokens: Tensor, what: str) -> None:
+    def check_token_ids(self, tokens: Tensor, what: str) -> None:
         """Refuses token ids and lengths that the model has no embedding for.
 
         Negative ids would count from the end of the table.
@@ -223,21 +226,21 @@ class HookedModel:
         if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
             dtype = str(tokens.dtype).removeprefix("torch.")
             raise CircuitsError(f"{what} [batch pos] are whole numbers, got {dtype} {list(tokens.shape)}")
-        d_vocab, low, high = self._setting("d_vocab"), int(tokens.min()), int(tokens.max())
+        d_vocab, low, high = self._config_entry("d_vocab"), int(tokens.min()), int(tokens.max())
         if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
             raise CircuitsError(f"{what} are {low} to {high}; the model has ids 0-{d_vocab - 1}")
         # The tables of positions and rotations and the causal mask all have this length.
-        longest = self._setting("n_ctx")
+        longest = self._config_entry("n_ctx")
         if isinstance(longest, int) and tokens.shape[1] > longest:
             raise CircuitsError(
                 f"{what} are {list(tokens.shape)} [batch pos]; the model has room for {longest} positions"
             )
 
     def check_prompts(self, prompts: Prompts, what: str) -> None:
-        """Refuses inputs as `check_inputs` does, what the model's own forward does not take, and rows that would not
+        """Refuses inputs as `check_token_ids` does, what the model's own forward does not take, and rows that would not
         get what each gets alone: padding that the model would not mask, rotary angles of a longer row.
         """
-        self.check_inputs(prompts.tokens, what)
+        self.check_token_ids(prompts.tokens, what)
         wrapped: Any = self.model.__dict__.get("original_model", self.model)
         for name in prompts.extra:
             # GPT-2 and GPT-J would look segments up in the table of tokens, at whose hook point the site `embed` is.
@@ -263,7 +266,7 @@ class HookedModel:
                 arguments.setdefault("position_ids", (mask.cumsum(1) - 1).clamp(min=0))
         return tokens, arguments
 
-    def call(self, prompts: Prompts) -> Any:
+    def run_forward(self, prompts: Prompts) -> Any:
         """Returns the model's output on inputs, each row as the prompt alone gives it."""
         tokens, arguments = self.forward_arguments(prompts)
         bridge = self.huggingface
@@ -286,7 +289,10 @@ class HookedModel:
         Functions at one hook are called in the order in which they were added, each with the activation that the one
         before left. `remove()` of the handle removes all traces of the function.
         """
-        revocable, bridge = Revocable(function, self.model), None if hook in self.spliced else self._bridge
+        revocable, bridge = (
+            RevocableFunction(function, self.model),
+            None if hook in self.spliced else self._bridge,
+        )
         if bridge is None:
             revocable.handles = (hook_module_output(self.hooks[hook], revocable),)
         else:
@@ -297,7 +303,10 @@ class HookedModel:
         """Calls `function` with the input of the hook point, before any other hook there; its return value, unless
         None, replaces the input.
         """
-        revocable, bridge = Revocable(function, self.model), None if hook in self.spliced else self._bridge
+        revocable, bridge = (
+            RevocableFunction(function, self.model),
+            None if hook in self.spliced else self._bridge,
+        )
         if bridge is None:
             revocable.handles = (hook_module_input(self.hooks[hook], revocable),)
         else:
@@ -310,20 +319,20 @@ class HookedModel:
         The activation itself is not written to, as hooks may work in place and the run will reach them again.
         """
         if self._bridge is None or hook in self.spliced:
-            return run_module(self.hooks[hook], activation)
+            return run_hooked_module(self.hooks[hook], activation)
         return self._bridge.apply_hooks(hook, activation)
 
     def on_mlp_input(self, layer: int, function: Function) -> Handle:
         """Calls `function` with the residual stream that the MLP of a layer reads; its return value is what the MLP
         reads instead.
         """
-        revocable = Revocable(function, self.model)
+        revocable = RevocableFunction(function, self.model)
         if self._bridge is not None and not self.parallel:
             # The hook point of ln2 feeds only the MLP; the function runs after all hooks that are there now.
             point = self.hooks[KINDS["resid_mid"].hook.format(layer)]
             revocable.handles = (hook_module_output(point, revocable),)
             return revocable
-        block: Any = self.block(layer)
+        block: Any = self.block_module(layer)
         if self.post_norm or self.norms_after_only:
             # The MLP reads the stream as it is.
             reader = block.mlp
@@ -338,7 +347,7 @@ class HookedModel:
         return revocable
 
     @property
-    def unchecked(self) -> dict[str, str]:
+    def unchecked_setting(self) -> dict[str, str]:
         """What the settings of a result say of the model: "unchecked", with what was not tested; else nothing."""
         if not is_unchecked(self.model):
             return {}
@@ -377,8 +386,8 @@ class HookedModel:
             running = False
             end()
 
-        started = Revocable(start, self.model)
-        over = Revocable(stop, self.model, ignores_others=True)
+        started = RevocableFunction(start, self.model)
+        over = RevocableFunction(stop, self.model, ignores_others=True)
         if self._bridge is not None:
             started.handles = (over, self._bridge.on_run(started, over))
             return started
@@ -386,7 +395,9 @@ class HookedModel:
         family: Any = next(base for base in type(self.model).__mro__ if base.__name__ == self.family)
         forward = family.forward
 
-        def around(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def begin_and_end_around(
+            method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
             try:
                 started(args, bind_arguments(forward, args, kwargs))
                 return method(*args, **kwargs)
@@ -394,15 +405,15 @@ class HookedModel:
                 over()
 
         # Not hooks of the model: `generate` and `run_with_hooks` pass these by.
-        started.handles = (over, MethodWrapper(self.model, "forward", around))
+        started.handles = (over, MethodWrapper(self.model, "forward", begin_and_end_around))
         return started
 
-    def tokens_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    def tokens_of_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Returns the inputs [batch pos ...] of a call of the model, of texts the tokens that it makes; None where they
         are neither.
         """
         given = args[0] if args else kwargs.get("input")
-        if self._bridge is None and is_text(given):
+        if self._bridge is None and is_text_input(given):
             # As its forward does; a bridge's wrapped model gets tokens.
             model: Any = self.model
             given = model.to_tokens(
@@ -413,7 +424,7 @@ class HookedModel:
         return given.unsqueeze(0) if given.ndim == 1 else given
 
 
-def _class_of(model: nn.Module, hooks: Mapping[str, nn.Module]) -> str:
+def _supported_class_name(model: nn.Module, hooks: Mapping[str, nn.Module]) -> str:
     """Returns the name of the supported class that a model is of; refuses other models, and says what would do."""
     name, cfg = type(model).__name__, getattr(model, "cfg", None)
     missing = [size for size in ("n_layers", "n_heads", "d_head", "d_model") if not hasattr(cfg, size)]
@@ -443,13 +454,13 @@ def _class_of(model: nn.Module, hooks: Mapping[str, nn.Module]) -> str:
     return families[0]
 
 
-def is_text(given: Any) -> bool:
+def is_text_input(given: Any) -> bool:
     """Tells whether a model is called with a text or a list of texts."""
     return isinstance(given, str) or (
         isinstance(given, list) and bool(given) and all(isinstance(one, str) for one in given)
     )
 
 
-def _hook_points(model: nn.Module) -> dict[str, nn.Module]:
+def _list_hook_points(model: nn.Module) -> dict[str, nn.Module]:
     listed: Mapping[str, Any] = getattr(model, "hook_dict", {})
     return {name: hook for name, hook in listed.items() if isinstance(hook, nn.Module)}

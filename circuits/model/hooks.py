@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from circuits.model.edit_state import EditState, check_thread, get_edit_state, undo_on_exit
+from circuits.model.open_blocks import EditState, check_owner_thread, get_edit_state, undo_on_exit
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]
@@ -35,7 +35,7 @@ class Handles:
 
 
 @contextmanager
-def hooks_on(model: nn.Module, handles: Iterable[Handle]) -> Iterator[None]:
+def keep_hooks_on(model: nn.Module, handles: Iterable[Handle]) -> Iterator[None]:
     """Keeps hooks on a model inside the block; `handles` puts each on when it is asked for the next."""
     with ExitStack() as put_on, undo_on_exit(model, put_on.close):
         for handle in handles:
@@ -43,7 +43,7 @@ def hooks_on(model: nn.Module, handles: Iterable[Handle]) -> Iterator[None]:
         yield
 
 
-class Revocable:
+class RevocableFunction:
     """A function that can be switched off: after `remove`, or after the blocks in which it was made, it does nothing.
 
     In any thread but the one that made it a call is an error, or (`ignores_others`) does nothing: at the end of a run,
@@ -70,10 +70,10 @@ class Revocable:
             return None
         if self._ignores_others and self._owner is not threading.current_thread():
             return None
-        check_thread(self._owner)
+        check_owner_thread(self._owner)
         return self._function(*given)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Revocable:
+    def __deepcopy__(self, memo: dict[int, Any]) -> RevocableFunction:
         return self
 
     def remove(self) -> None:
@@ -120,14 +120,14 @@ def hook_module_output(hook: nn.Module, function: Function) -> Handle:
 def hook_module_input(module: nn.Module, function: Function) -> Handle:
     """Hooks the input of a module of one input, before any other hook of it."""
 
-    def replaced(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def replace_input(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         new = function(inputs[0])
         return None if new is None else (new, *inputs[1:])
 
-    return module.register_forward_pre_hook(replaced, prepend=True)
+    return module.register_forward_pre_hook(replace_input, prepend=True)
 
 
-def run_module(module: nn.Module, x: Tensor) -> Tensor:
+def run_hooked_module(module: nn.Module, x: Tensor) -> Tensor:
     """Returns the output of a module with its hooks for `x`, which is not written to; `x` itself where nothing changes
     it.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import KINDS
-from circuits.model.supported import missing_weights_hint
+from circuits.model.supported_models import missing_weights_hint
 
 # Largest difference allowed between a product of weights and the model's own value, relative to the largest entry.
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -33,7 +33,7 @@ class Projections:
     tensors: Mapping[str, Tensor]  # its parameters and buffers
 
     @classmethod
-    def of(cls, surface: HookedModel) -> Projections:
+    def of_model(cls, surface: HookedModel) -> Projections:
         tensors = surface.model.state_dict(keep_vars=True)
         for name, value in tensors.items():
             if name.endswith(_MATRICES) and (
@@ -50,20 +50,20 @@ class Projections:
         """Returns what a layer's attention reads of residual streams [row pos d_model]: the streams after its norm."""
         if self.surface.post_norm or self.surface.norms_after_only:
             return streams.clone()  # a caller may keep both
-        normed: Tensor = self.surface.block(layer).ln1(streams)
+        normed: Tensor = self.surface.block_module(layer).ln1(streams)
         return normed
 
     def apply_stream_norm(self, site: str, layer: int | None, stream: Tensor) -> Tensor:
         """Returns the residual stream past a site: normalised in a post-norm model, else the same object."""
-        return self._normed(self.surface.stream_norm(site, layer), stream)
+        return self._apply_norm(self.surface.stream_norm_path(site, layer), stream)
 
     def apply_sublayer_norm(self, site: str, layer: int, output: Tensor) -> Tensor:
         """Returns what is added to the stream, before the hooks at attn_out or mlp_out: the output of the sublayer's
         weights, normalised where a norm follows them, else the same object.
         """
-        return self._normed(self.surface.sublayer_norm(site, layer), output)
+        return self._apply_norm(self.surface.sublayer_norm_path(site, layer), output)
 
-    def _normed(self, path: str | None, x: Tensor) -> Tensor:
+    def _apply_norm(self, path: str | None, x: Tensor) -> Tensor:
         normed: Tensor = x if path is None else self.surface.model.get_submodule(path)(x)
         return normed
 
@@ -79,7 +79,7 @@ class Projections:
         parameters = []
         for name in (f"W_{site.upper()}", f"b_{site.upper()}"):
             # Grouped key-value heads are fewer, and stand under another name.
-            parameter = self._weight(f"{path}.{name}", f"{path}._{name}")
+            parameter = self._weight_by_name(f"{path}.{name}", f"{path}._{name}")
             parameters.append(
                 parameter.repeat_interleave(heads // len(parameter), 0)
                 if len(parameter) < heads
@@ -95,17 +95,17 @@ class Projections:
             weight = self.tensors[f"{path}.{name}.weight"]
             weight = weight if self.surface.is_weight_in_out(f"{path}.{name}") else weight.mT
             return weight, self.tensors.get(f"{path}.{name}.bias")
-        weight = self._weight(f"{path}.W_{capital}")
+        weight = self._weight_by_name(f"{path}.W_{capital}")
         return weight.flatten(0, -2), self.tensors.get(f"{path}.b_{capital}")
 
-    def mlp(self, layer: int, arriving: Tensor, stream: Tensor) -> Tensor:
+    def mlp_output(self, layer: int, arriving: Tensor, stream: Tensor) -> Tensor:
         """Returns the output of a layer's MLP, which is added to a residual stream, with all hooks inside it.
 
         Args:
             arriving: the stream before the hooks at resid_mid; in a parallel block, at resid_pre.
             stream: the stream after them.
         """
-        block = self.surface.block(layer)
+        block = self.surface.block_module(layer)
         if self.surface.bridged:
             # The hook point of resid_mid is the norm's own; that of a parallel block's stream is not.
             output: Tensor = block.mlp(block.ln2(stream if self.surface.parallel else arriving))
@@ -114,7 +114,7 @@ class Projections:
         reads_stream = self.surface.post_norm or self.surface.norms_after_only
         return block.apply_mlp(stream if reads_stream else block.ln2(stream))
 
-    def _weight(self, *names: str) -> Tensor:
+    def _weight_by_name(self, *names: str) -> Tensor:
         for name in names:
             if name in self.tensors:
                 return self.tensors[name]

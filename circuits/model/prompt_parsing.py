@@ -13,7 +13,7 @@ from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Given, Prompts, Texts, Words
 from circuits.model.types import TokensLike
-from circuits.tensors import dense_if_array
+from circuits.tensors_and_positions import dense_if_array
 from circuits.validate import parse_choice, parse_tensor
 
 
@@ -68,7 +68,7 @@ def parse_tokens_or_texts(given: Any, caller: str, name: str, side: str | None =
         return Prompts(parse_tensor(given, what))
     if given and all(isinstance(text, str) for text in given):
         return Texts(tuple(given))
-    return _padded(given, what, 0, side or "right")
+    return _pad_rows(given, what, 0, side or "right")
 
 
 def is_encoding(given: Any) -> bool:
@@ -79,7 +79,9 @@ def is_encoding(given: Any) -> bool:
 def _parse_encoding(given: Mapping[str, Any], what: str, side: str) -> Prompts:
     """Reads what a tokenizer returns, with further keys as they are; whether the model takes them, it tells later."""
     ids = dense_if_array(given["input_ids"], what)
-    found = _padded(ids, what, 0, side) if isinstance(ids, list | tuple) else Prompts(parse_tensor(ids, what))
+    found = (
+        _pad_rows(ids, what, 0, side) if isinstance(ids, list | tuple) else Prompts(parse_tensor(ids, what))
+    )
     extra: dict[str, Tensor] = {}
     for name in given.keys():  # noqa: SIM118 (a BatchEncoding iterates over rows)
         if name == "input_ids" or given[name] is None:
@@ -87,7 +89,7 @@ def _parse_encoding(given: Mapping[str, Any], what: str, side: str) -> Prompts:
         # Lists that a tokenizer did not pad are padded as the ids are; a single row serves all of them.
         with suppress(CircuitsError, RuntimeError, TypeError, ValueError):
             read = dense_if_array(given[name], what)
-            read = _padded(read, what, 0, side).tokens if isinstance(read, list | tuple) else read
+            read = _pad_rows(read, what, 0, side).tokens if isinstance(read, list | tuple) else read
             if torch.as_tensor(read).ndim == 2:
                 extra[name] = torch.as_tensor(read).expand(found.shape[:2])
         if name not in extra:
@@ -107,7 +109,7 @@ def tokenise_for_model(given: Given, surface: HookedModel, caller: str, side: st
     rows = [_tokenise_text(model, text) for text in given.texts]
     pad = getattr(tokenizer, "pad_token_id", None)
     side = side or getattr(tokenizer, "padding_side", None) or "right"
-    found = _padded(rows, f"{caller}: texts", 0 if pad is None else int(pad), side)
+    found = _pad_rows(rows, f"{caller}: texts", 0 if pad is None else int(pad), side)
     return Prompts(found.tokens, found.mask, _token_strings(surface, found.tokens, found.mask), given.texts)
 
 
@@ -143,7 +145,7 @@ def _tokenise_text(model: Any, text: str, special: bool = True) -> Any:
     return model.to_tokens(text, truncate=False)[0].cpu()
 
 
-def _padded(given: Sequence[Any], what: str, pad: int, side: str) -> Prompts:
+def _pad_rows(given: Sequence[Any], what: str, pad: int, side: str) -> Prompts:
     """Returns rows of unequal length in one batch, with their mask."""
     rows = [_parse_token_row(row, index, what) for index, row in enumerate(given)]
     if not rows:
@@ -181,7 +183,7 @@ def _token_strings(surface: HookedModel, tokens: Tensor, mask: Tensor | None) ->
     return tuple(tuple(texts[one] for one in row) for row in rows)
 
 
-def _padding_at(surface: HookedModel, tokens: Tensor, side: str, spare: str | None) -> Tensor | None:
+def _padding_at_side(surface: HookedModel, tokens: Tensor, side: str, spare: str | None) -> Tensor | None:
     """Returns bool [batch pos], true at padding ids at one side of each row, but for the one next to the text where
     that is the id of the `spare` token, "bos" or "eos"; None where no tokenizer names any.
     """
@@ -201,7 +203,7 @@ def find_padding(surface: HookedModel, tokens: Tensor) -> Tensor | None:
 
     Where padding has the id of the first (BOS) or last (EOS) token too, the one next to the text counts as that token.
     """
-    before, after = (_padding_at(surface, tokens, *end) for end in (("left", "bos"), ("right", "eos")))
+    before, after = (_padding_at_side(surface, tokens, *end) for end in (("left", "bos"), ("right", "eos")))
     if before is None or after is None or not bool((before | after).any()):
         return None
     return before | after
@@ -216,7 +218,7 @@ def mask_of_tokenizer(surface: HookedModel, tokens: Tensor, side: str | None = N
     tokenizer: Any = getattr(surface.model, "tokenizer", None)
     side = side or getattr(tokenizer, "padding_side", None) or "right"
     begins = side == "left" and getattr(surface.model.cfg, "default_prepend_bos", True)
-    found = _padding_at(surface, tokens, side, "bos" if begins else None)
+    found = _padding_at_side(surface, tokens, side, "bos" if begins else None)
     return None if found is None else ~found
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError, format_value
-from circuits.tensors import Snapshot
+from circuits.tensors_and_positions import Snapshot
 
 Words = tuple[tuple[str, ...], ...]
 
@@ -211,7 +211,7 @@ def check_mask(mask: Tensor, tokens: Tensor) -> None:
         raise CircuitsError(f"prompts: prompt {index} has {problem}; padding is before or after the tokens")
 
 
-def check_pair(base: Prompts, source: Prompts, caller: str) -> None:
+def check_source_fits_base(base: Prompts, source: Prompts, caller: str) -> None:
     """Refuses a source that is neither a single prompt nor one for each of base, of the same lengths."""
     padded = base.padded or source.padded
     if source.shape[1 + padded :] != base.shape[1 + padded :] or len(source) not in (1, len(base)):

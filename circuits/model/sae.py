@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.errors import CircuitsError, prefix_error_messages
+from circuits.errors import CircuitsError, prefix_circuits_errors
 from circuits.model.activation_recording import keep_hooks_last
-from circuits.model.edit_state import get_edit_state, hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
+from circuits.model.open_blocks import get_edit_state, hold_model_exclusively
 from circuits.model.sites import ERROR, FEATURES, KINDS, Site, SiteLike, sae_part_kind
 
 CALLER = "splice"
@@ -119,7 +119,7 @@ def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[n
 
 def _parse_autoencoder(given: Any, sae: Any, surface: HookedModel) -> tuple[str, SAEInsertion]:
     """Returns the hook that a site names, and its autoencoder, which has been tried on one activation of zeros."""
-    with prefix_error_messages(CALLER):
+    with prefix_circuits_errors(CALLER):
         site = Site.parse(given)
         if site.name not in KINDS or site.kind.axes[1] != "pos":
             raise CircuitsError(

@@ -41,7 +41,9 @@ class SoftmaxHooks:
     def listen(self, site: str, function: Function) -> Handle:
         if self._hooks is None:
             self._hooks = Handles(
-                self._attention.register_forward_pre_hook(lambda module, inputs: self._enter(), prepend=True),
+                self._attention.register_forward_pre_hook(
+                    lambda module, inputs: self._start_intercepting(), prepend=True
+                ),
                 self._attention.register_forward_hook(
                     lambda module, inputs, output: self._stop_and_check(output), always_call=True
                 ),
@@ -66,7 +68,7 @@ class SoftmaxHooks:
         mode.__exit__(None, None, None)
         return mode.count
 
-    def _enter(self) -> None:
+    def _start_intercepting(self) -> None:
         # A copy of the model made while hooks are on shares them.
         if any(self._listeners.values()):
             self._mode = _SoftmaxInterceptor(self)
@@ -119,7 +121,7 @@ class _SoftmaxInterceptor(TorchFunctionMode):
         scores = self._hooks.edit_scores(args[0])
         if not self._hooks.masks_after:
             return self._hooks.edit_pattern(func(scores, *args[1:], **kwargs))
-        self._pattern = self._hooks.edit_pattern(pattern_of(scores))
+        self._pattern = self._hooks.edit_pattern(softmax_over_keys(scores))
         return self._pattern
 
 
@@ -135,7 +137,7 @@ def _apply_in_order(listeners: Mapping[object, Function], value: Tensor) -> Tens
     return changed
 
 
-def pattern_of(scores: Tensor) -> Tensor:
+def softmax_over_keys(scores: Tensor) -> Tensor:
     """Returns the softmax over keys; a query that sees no key gets zeros, and no NaN gradient."""
     fully_masked = torch.isneginf(scores).all(-1, keepdim=True)
     return scores.masked_fill(fully_masked, 0.0).softmax(-1).masked_fill(fully_masked, 0.0)

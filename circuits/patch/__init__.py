@@ -7,7 +7,7 @@ patch.edges(model, base, source, metric)           # the same for all edges
 patch.attribution(model, base, source, metric)     # only estimates, at one site
 """
 
-from circuits.patch._activations import activations, path
+from circuits.patch._activation_and_path import activations, path
 from circuits.patch._attribution_patching import attribution, screen
 from circuits.patch._edge_attribution import edges
 from circuits.patch._screen_result import ScreenResult

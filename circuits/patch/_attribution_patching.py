@@ -9,18 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from circuits.interventions.edits import Edit, Place, check_units, parse_place
+from circuits.interventions.edits import Edit, Place, check_site_has_unit, parse_place
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import AnyHead, Head, HeadSpec, format_head_label, make_head_at_index
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import positions_from_mask
 from circuits.model.sites import UNITS, Site
 from circuits.model.types import BatchLike, MetricLike, SiteLike, SitesLike, TokensLike
-from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, parse_steps
-from circuits.patch._screen_result import ScreenResult, measure_and_tabulate, parse_options
+from circuits.patch._metric_gradients import INPUTS, Estimates, PatchExamples, parse_steps
+from circuits.patch._screen_result import ScreenResult, measure_and_tabulate, parse_screen_options
 from circuits.sweeps.metrics import Measurements, PerExample, Row
-from circuits.sweeps.sweep_result import SweepResult, parse_resampling, tabulate
-from circuits.tensors import Snapshot
+from circuits.sweeps.sweep_result import SweepResult, parse_resampling, tabulate_runs
+from circuits.tensors_and_positions import Snapshot
 from circuits.validate import check_renamed_args, parse_choice
 
 CALLER = "patch.screen"
@@ -29,7 +29,7 @@ SITES = ("embed", "z", "mlp_out")
 METHODS = ("gradient", "integrated")
 
 
-class _Rows(NamedTuple):
+class _RowAxes(NamedTuple):
     """A site in one layer, and the axes of it of which each entry has a row: head, position, neuron or feature."""
 
     site: Site
@@ -89,8 +89,10 @@ def screen(
     minimum of a loss; or the mean of those at `steps` midpoints between the embeddings of base and source (Hanna et al.
     2024, arXiv:2403.17806). Refused inside a block of `intervene` that edits the model.
     """
-    pair = PatchExamples.parse(CALLER, model, base, source, metric, batch, "resample").with_size(batch_size)
-    options = parse_options(CALLER, exact, seed, draws, flips, rank)
+    pair = PatchExamples.parse(CALLER, model, base, source, metric, batch, "resample").with_batch_size(
+        batch_size
+    )
+    options = parse_screen_options(CALLER, exact, seed, draws, flips, rank)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     by = parse_choice(by, ("component", "position", *UNITS.values()), CALLER, "by")
     rows = _parse_sites(sites, pair.surface, by)
@@ -104,7 +106,11 @@ def screen(
     settings |= {"steps": steps} if between else {}
     descriptions = [_describe_row(pair.surface, f"patch.activations ({DIRECTION})", one) for one in parts]
     return measure_and_tabulate(
-        *found, descriptions, lambda at: _make_row_patch(pair, parts[at]), options, settings | pair.words
+        *found,
+        descriptions,
+        lambda at: _make_row_patch(pair, parts[at]),
+        options,
+        settings | pair.word_setting,
     )
 
 
@@ -143,43 +149,49 @@ def attribution(
     """
     caller, direction = "patch.attribution", "source -> base"
     place = parse_place(site, None, caller)
-    pair = PatchExamples.parse(caller, model, base, source, metric, batch, "resample").with_size(batch_size)
+    pair = PatchExamples.parse(caller, model, base, source, metric, batch, "resample").with_batch_size(
+        batch_size
+    )
     resampling, kind = parse_resampling(seed, draws, flips, caller), place.site.kind
     axis = "feature" if kind.unit == "feature" else "position" if kind.head_axis is None else "head"
     hooks = pair.surface.hooks_at(place.site)
-    rows = [_Rows(Site(place.site.name, layer), hook, (axis,)) for layer, hook in hooks]
+    rows = [_RowAxes(Site(place.site.name, layer), hook, (axis,)) for layer, hook in hooks]
     parts, (sized, unedited, estimates) = _estimate_all_rows(pair.check_outside_blocks(), rows, None)
     runs = [_describe_row(pair.surface, f"{caller} ({direction})", one) for one in parts]
     measured = Measurements(runs, "gradient")
-    measured.add(-1, unedited)
+    measured.add_run(-1, unedited)
     for number in range(len(runs)):
-        measured.add(
+        measured.add_run(
             number, {name: (sums + estimates[name][number], n) for name, (sums, n) in unedited.items()}
         )
     settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": sized.batch_size}
     description = {"intervention": caller, "direction": direction, "site": str(place.site), "by": axis}
     described = {run["variant"]: [description] for run in runs}
-    return tabulate(measured, resampling, described, settings | pair.surface.unchecked | pair.words)
+    return tabulate_runs(
+        measured, resampling, described, settings | pair.surface.unchecked_setting | pair.word_setting
+    )
 
 
-def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_Rows]:
+def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_RowAxes]:
     if given is None:
         sites = [Site(name) for name in SITES if Site(name).hook(0) in surface.hooks]
     else:
         is_list = isinstance(given, Iterable) and not isinstance(given, str)
         sites = [parse_place(site, None, CALLER).site for site in (given if is_list else [given])]
-    rows: dict[str, _Rows] = {}
+    rows: dict[str, _RowAxes] = {}
     for site in sites:
-        check_units(site, by, CALLER)
+        check_site_has_unit(site, by, CALLER)
         axes = ["head"] * (site.kind.head_axis is not None) + ["position"] * (by == "position")
         for layer, hook in surface.hooks_at(site):
-            rows[hook] = _Rows(Site(site.name, layer), hook, (by,) if by in UNITS.values() else tuple(axes))
+            rows[hook] = _RowAxes(
+                Site(site.name, layer), hook, (by,) if by in UNITS.values() else tuple(axes)
+            )
     # A layer that is named twice ("z", "z.1") is kept once.
     return list(rows.values())
 
 
 def _estimate_all_rows(
-    pair: PatchExamples, rows: Sequence[_Rows], steps: int | None
+    pair: PatchExamples, rows: Sequence[_RowAxes], steps: int | None
 ) -> tuple[list[_PatchTarget], tuple[PatchExamples, PerExample, dict[str, np.ndarray]]]:
     """Returns what has a row, the pair at the batch size that fits, its metrics at base, and the estimates.
 
@@ -208,7 +220,7 @@ def _estimate_all_rows(
     return parts, found
 
 
-def _sum_by_row(estimate: Tensor, rows: _Rows, longest: int) -> Tensor:
+def _sum_by_row(estimate: Tensor, rows: _RowAxes, longest: int) -> Tensor:
     """Sums an estimate over all axes of its site but the examples and those of rows: [*row example]."""
     kind = rows.site.kind
     axes = {"head": kind.head_axis, "position": kind.query_axis}
@@ -231,16 +243,18 @@ def _estimate_effects(
     clean = base.output.detach()
     total: dict[str, dict[str, Tensor]] = {}
     for run in piece.runs_between(base, source, hooks, steps):
-        for metric, gradients in piece.gradients(run, clean, hooks).items():
+        for metric, gradients in piece.metric_gradients(run, clean, hooks).items():
             sums = total.setdefault(metric, {})
             for hook, gradient in gradients.items():
                 sums[hook] = sums.get(hook, 0) + 1 / (steps or 1) * gradient.double()
-    changes = {hook: piece.change(base.activations[hook], source[hook]) for hook in hooks}
+    changes = {hook: piece.source_minus_base(base.activations[hook], source[hook]) for hook in hooks}
     found = {
-        metric: {hook: piece.in_order(changes[hook] * gradient, hook) for hook, gradient in by_hook.items()}
+        metric: {
+            hook: piece.own_tokens_first(changes[hook] * gradient, hook) for hook, gradient in by_hook.items()
+        }
         for metric, by_hook in total.items()
     }
-    return piece.baseline(clean), found
+    return piece.metrics_at_base(clean), found
 
 
 def _describe_row(surface: HookedModel, intervention: str, part: _PatchTarget) -> Row:

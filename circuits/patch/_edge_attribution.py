@@ -20,11 +20,16 @@ from circuits.model.heads import KeyValueGroup, format_head_label
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site
 from circuits.model.types import BatchLike, MetricLike, TokensLike
-from circuits.patch._activations import place_of_input, place_of_node
-from circuits.patch._gradients import INPUTS, Estimates, PatchExamples, Run, parse_steps
-from circuits.patch._screen_result import ScreenOptions, ScreenResult, measure_and_tabulate, parse_options
+from circuits.patch._activation_and_path import place_of_input, place_of_node
+from circuits.patch._metric_gradients import INPUTS, Estimates, PatchExamples, RecordedRun, parse_steps
+from circuits.patch._screen_result import (
+    ScreenOptions,
+    ScreenResult,
+    measure_and_tabulate,
+    parse_screen_options,
+)
 from circuits.sweeps.metrics import PerExample, Row
-from circuits.tensors import positions_to_mask
+from circuits.tensors_and_positions import positions_to_mask
 from circuits.validate import check_renamed_args, parse_choice, parse_indices, stringify_keys
 
 CALLER = "patch.edges"
@@ -33,7 +38,7 @@ METHODS = ("gradient", "integrated", "gim")
 STREAMS = ("resid_pre", "resid_mid", "resid_post")
 
 
-class _Receivers(NamedTuple):
+class _ReceiversAtHook(NamedTuple):
     """The receivers at one hook, with the senders before them in the order of computation."""
 
     inputs: tuple[Input, ...]
@@ -93,9 +98,9 @@ def edges(
     an MLP's layer leads to it. Position embeddings are a sender under "zero" alone. Refused inside a block of edits.
     """
     pair = PatchExamples.parse(CALLER, model, base, source, metric, batch, how)
-    pair = pair.with_size(batch_size, of_edges=True)
+    pair = pair.with_batch_size(batch_size, of_edges=True)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
-    options = parse_options(CALLER, exact, seed, draws, flips, rank)
+    options = parse_screen_options(CALLER, exact, seed, draws, flips, rank)
     pair.check_outside_blocks().surface.check_paths_proved()
     _check_stream_unhooked(pair.surface)
     settings: Row = {"method": method, "how": how}
@@ -116,8 +121,10 @@ def _screen_edges(
     """Returns a row for each edge, or for each edge and span, its estimate and the exact effects of the largest."""
     surface, places = pair.surface, [*spans.values(), *([] if spans else [None])]
     # Any two prompts, and so their mean, have the same position embeddings.
-    senders = [node for node in Graph.of(surface).nodes if node.site != "pos_embed" or pair.how == "zero"]
-    receivers = _receivers(surface, senders)
+    senders = [
+        node for node in Graph.of_model(surface).nodes if node.site != "pos_embed" or pair.how == "zero"
+    ]
+    receivers = _list_receivers(surface, senders)
     spanned = tuple(spans.values())
     estimate = partial(
         _estimate_edge_effects, senders=senders, receivers=receivers, steps=steps, spans=spanned
@@ -127,7 +134,7 @@ def _screen_edges(
     direction = DIRECTION if pair.how == "resample" else pair.how
     rows: list[Row] = []
     for both in ends:
-        sender, receiver = (_label(end, surface) for end in both)
+        sender, receiver = (_end_label(end, surface) for end in both)
         row = {"variant": f"{sender} -> {receiver}", "intervention": f"patch.path ({direction})"}
         row |= {"sender": sender, "receiver": receiver}
         at_spans = [
@@ -136,13 +143,13 @@ def _screen_edges(
         ]
         rows += [row | at for at in at_spans or [{}]]
 
-    def path(at: int) -> Path:
+    def make_edge_path(at: int) -> Path:
         (sender, receiver), where = ends[at // len(places)], places[at % len(places)]
         edit = Edit("patch.path", (place_of_node(sender),), found[0].replacement, where)
         return Path(edit, (place_of_input(receiver),), None)
 
     settings |= {"spans": {name: list(where) for name, where in spans.items()}} if spans else {}
-    return measure_and_tabulate(*found, rows, path, options, settings)
+    return measure_and_tabulate(*found, rows, make_edge_path, options, settings)
 
 
 def _parse_spans(spans: Mapping[str, Sequence[int]] | None, lengths: Tensor) -> dict[str, tuple[int, ...]]:
@@ -166,21 +173,23 @@ def _parse_spans(spans: Mapping[str, Sequence[int]] | None, lengths: Tensor) -> 
     return {name: tuple(sorted(where)) for name, where in read.items()}
 
 
-def _receivers(surface: HookedModel, senders: Sequence[Node]) -> list[_Receivers]:
+def _list_receivers(surface: HookedModel, senders: Sequence[Node]) -> list[_ReceiversAtHook]:
     """Lists what receives edges, in the order of computation."""
     streams = {"resid_post": "resid_post", "mlp_pre": "resid_pre" if surface.parallel else "resid_mid"}
-    found: list[_Receivers] = []
-    for layer in Graph.of(surface).edges_by_site:
+    found: list[_ReceiversAtHook] = []
+    for layer in Graph.of_model(surface).edges_by_site:
         number = surface.n_layers - 1 if layer.layer is None else layer.layer
         # An MLP is read at its output, because in a gated MLP hook_pre is only one of its reads of the stream.
         hook = Site("mlp_out" if layer.site == "mlp_pre" else layer.site, number).hook()
         earlier = tuple(node for node, _ in layer.edges if node in senders)
         inputs = tuple(edge.receiver for edge in layer.edges[0][1])
-        found.append(_Receivers(inputs, earlier, hook, Site(streams.get(layer.site, "resid_pre"), number)))
+        found.append(
+            _ReceiversAtHook(inputs, earlier, hook, Site(streams.get(layer.site, "resid_pre"), number))
+        )
     return found
 
 
-def _label(end: Node | Input, surface: HookedModel) -> str:
+def _end_label(end: Node | Input, surface: HookedModel) -> str:
     """Returns an end's name in tables: of an MLP the site, of a group with the heads that it serves."""
     if end.site in ("mlp_out", "mlp_pre"):
         return str(Site(end.site, end.layer))
@@ -206,7 +215,7 @@ def _find_sum_site(node: Node, surface: HookedModel) -> Site:
 def _estimate_edge_effects(
     piece: PatchExamples,
     senders: Sequence[Node],
-    receivers: Sequence[_Receivers],
+    receivers: Sequence[_ReceiversAtHook],
     steps: int | None,
     spans: Sequence[tuple[int, ...]] = (),
 ) -> tuple[PerExample, Estimates]:
@@ -217,7 +226,9 @@ def _estimate_edge_effects(
     """
     surface, sent = piece.surface, list(dict.fromkeys(sender.hook for sender in senders))
     attention = [Site(site, layer).hook() for layer in range(surface.n_layers) for site in ("z", "attn_out")]
-    normed = [site.hook() for site in _sum_sites(surface)[1:] if surface.stream_norm(site.name, site.layer)]
+    normed = [
+        site.hook() for site in _sum_sites(surface)[1:] if surface.stream_norm_path(site.name, site.layer)
+    ]
     received = [hook for group in receivers for hook in (group.stream.hook(), group.hook)]
     recorded = dict.fromkeys([*INPUTS, *sent, *attention, *received, *normed])
     hooks = [hook for hook in recorded if hook in surface.hooks]
@@ -226,20 +237,22 @@ def _estimate_edge_effects(
     clean = base.output.detach()
     real = piece.base.real
     chosen = [positions_to_mask(span, real.shape[1], CALLER, real) for span in spans]
-    gaps = {hook: piece.change(base.activations[hook], source[hook]) for hook in sent}
-    changes = _changes(piece, senders, base, gaps)
-    changes_in_each_run = surface.sublayer_norm("attn_out", 0) is not None
+    gaps = {hook: piece.source_minus_base(base.activations[hook], source[hook]) for hook in sent}
+    changes = _sender_changes(piece, senders, base, gaps)
+    changes_in_each_run = surface.sublayer_norm_path("attn_out", 0) is not None
     found: Estimates = {}
     for run in piece.runs_between(base, source, hooks, steps):
         if changes_in_each_run and run is not base:
-            changes = _changes(piece, senders, run, gaps)
-        for metric, gradients in piece.gradients(run, clean, [group.hook for group in receivers]).items():
+            changes = _sender_changes(piece, senders, run, gaps)
+        for metric, gradients in piece.metric_gradients(
+            run, clean, [group.hook for group in receivers]
+        ).items():
             shifts = [
                 _edge_estimates_at_hook(piece, run, changes, group, gradients[group.hook], chosen)
                 for group in receivers
             ]
             found[metric] = found.get(metric, 0) + (1 / (steps or 1)) * torch.cat(shifts)
-    return piece.baseline(clean), found
+    return piece.metrics_at_base(clean), found
 
 
 def _zero_padding(piece: PatchExamples, x: Tensor) -> Tensor:
@@ -247,7 +260,9 @@ def _zero_padding(piece: PatchExamples, x: Tensor) -> Tensor:
     return torch.where(piece.base.real[..., None].to(x.device), x, 0.0) if piece.base.padded else x
 
 
-def _changes(piece: PatchExamples, senders: Sequence[Node], run: Run, gaps: dict[str, Tensor]) -> Tensor:
+def _sender_changes(
+    piece: PatchExamples, senders: Sequence[Node], run: RecordedRun, gaps: dict[str, Tensor]
+) -> Tensor:
     """Returns each sender's change of the residual stream, source − base: [sender batch pos d_model], float64.
 
     Args:
@@ -263,7 +278,7 @@ def _changes(piece: PatchExamples, senders: Sequence[Node], run: Run, gaps: dict
     return _zero_padding(piece, together)
 
 
-def _jvp_z_to_attn_out(run: Run, hook: str, heads: Sequence[int], gap: Tensor) -> Tensor:
+def _jvp_z_to_attn_out(run: RecordedRun, hook: str, heads: Sequence[int], gap: Tensor) -> Tensor:
     """Carries changes of z of single heads forward to attn_out, to first order: through W_O, a norm that follows it,
     and any hooks on the way. [head batch pos d_model]
 
@@ -288,9 +303,9 @@ def _isolate_heads(x: Tensor, heads: Sequence[int]) -> Tensor:
 
 def _edge_estimates_at_hook(
     piece: PatchExamples,
-    run: Run,
+    run: RecordedRun,
     changes: Tensor,
-    receivers: _Receivers,
+    receivers: _ReceiversAtHook,
     gradient: Tensor,
     spans: Sequence[Tensor],
 ) -> Tensor:
@@ -325,7 +340,7 @@ def _edge_estimates_at_hook(
 
 
 def _backprop_along_stream(
-    surface: HookedModel, run: Run, stream: Site, gradient: Tensor
+    surface: HookedModel, run: RecordedRun, stream: Site, gradient: Tensor
 ) -> dict[Site, Tensor]:
     """Carries gradients [receiver batch pos d_model] at the stream that receivers read back to each earlier sum, along
     the stream only.
@@ -341,7 +356,7 @@ def _backprop_along_stream(
     if stream.name == "resid_post" and Site("resid_mid", stream.layer) in sums:
         earlier.append(Site("resid_mid", stream.layer))
     for sum_site in reversed(earlier):
-        path = surface.stream_norm(sum_site.name, sum_site.layer)
+        path = surface.stream_norm_path(sum_site.name, sum_site.layer)
         if path is not None:
             hooks = INPUTS if sum_site.layer is None else [sum_site.hook()]
             x = sum(run.activations[hook].detach() for hook in hooks if hook in run.activations)

@@ -12,17 +12,17 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from circuits.logit_lens._stream_parts import Norm
+from circuits.logit_lens._stream_parts_and_read_out import Norm
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.softmax_hooks import pattern_of
+from circuits.model.softmax_hooks import softmax_over_keys
 
 TEMPERATURE = 2.0
 SHARES = {"q": 0.25, "k": 0.25, "v": 0.5}
 Hooked = tuple[str, Function]
 
 
-def with_gim(recorders: Iterable[Hooked], surface: HookedModel) -> list[Hooked]:
+def gim_hooks(recorders: Iterable[Hooked], surface: HookedModel) -> list[Hooked]:
     """Returns what to call at which hooks so that a backward pass through a run, and to what is recorded, is GIM's."""
     before: list[Hooked] = []
     after: list[Hooked] = []
@@ -47,14 +47,14 @@ def _hold_scale(surface: HookedModel, path: str) -> tuple[Function, Function]:
     """Returns what keeps the input of a norm, and what gives its output the gradient at a constant scale."""
     weight = next(surface.model.get_submodule(path).parameters(), torch.ones(surface.sizes["d_model"] or 1))
     random_input = torch.randn(1, *weight.shape, device=surface.device).to(weight.dtype)[None]
-    norm = Norm.find(surface, path, random_input)
+    norm = Norm.fit(surface, path, random_input)
     seen: list[Tensor] = []
 
-    def freeze(output: Tensor) -> Tensor:
+    def freeze_scale(output: Tensor) -> Tensor:
         x = seen.pop()
-        return with_gradient_of(output, norm.linear(x, norm.scale(x.detach())))
+        return with_gradient_of(output, norm.apply_at_scale(x, norm.scale(x.detach())))
 
-    return seen.append, freeze
+    return seen.append, freeze_scale
 
 
 def _scale_gradient(part: float) -> Function:
@@ -67,7 +67,7 @@ def _softmax_gradient_hooks() -> tuple[Function, Function]:
     seen: list[Tensor] = []
     # Times the temperature, as the softmax at temperature T has 1/T of the gradient of that of scores/T.
     return (
-        lambda scores: seen.append(TEMPERATURE * pattern_of(scores / TEMPERATURE)),
+        lambda scores: seen.append(TEMPERATURE * softmax_over_keys(scores / TEMPERATURE)),
         lambda pattern: with_gradient_of(pattern, seen.pop()),
     )
 

@@ -12,16 +12,16 @@ import pandas as pd
 from circuits.circuit._circuit import Circuit
 from circuits.circuit._component_graph import Effect, Graph, Member, PositionSet, parse_member
 from circuits.errors import CircuitsError
-from circuits.figures.layout import GREY, draw
+from circuits.figures.layout import GREY, draw_panels
 from circuits.figures.panels import Series, points, rows_to_series
 from circuits.interventions.base import Intervention
 from circuits.model.types import Figure
-from circuits.patch._gradients import PatchExamples
-from circuits.statistics import LEVEL, bootstrap, ratio
+from circuits.patch._metric_gradients import PatchExamples
+from circuits.statistics import LEVEL, bootstrap_ratios, ratio
 from circuits.sweeps.metrics import PerExample, Row, compare_with_unedited
 from circuits.sweeps.sweep import run_sweep
 from circuits.sweeps.sweep_result import SweepResult, p_value_notes, parse_resampling
-from circuits.tables import chosen_metrics, ci_columns, interval_columns, short_table
+from circuits.tables import ci_columns, interval_columns, metrics_asked_for, short_table
 from circuits.validate import is_whole, parse_choice
 
 # The columns of a sweep that hold measurements.
@@ -83,14 +83,14 @@ class ScreenResult:
 
     def ranking(self, metric: str | None = None, by: str = "best") -> list[str]:
         """Returns the names of all nodes or edges, as `circuit.curve` reads them, the largest first as in `top`."""
-        return self._names(self._rank_rows(metric, by, "ranking"), "ranking")
+        return self._member_names(self._rank_rows(metric, by, "ranking"), "ranking")
 
     def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure with a panel per metric: exact effect against estimate, and the identity line."""
         if self.exact is None:
             raise CircuitsError("plot: no patch was measured; give exact= above 0 (.frame has the estimates)")
         panels = []
-        for name in chosen_metrics(self.frame, metric):
+        for name in metrics_asked_for(self.frame, metric):
             rows = self.frame[(self.frame["metric"] == name) & self.frame["effect"].notna()]
             both = rows[["estimate", "effect"]]
             ends = [float(both.min().min()), float(both.max().max())]
@@ -101,7 +101,7 @@ class ScreenResult:
             axes: dict[str, Any] = {"x": f"estimated effect on {name}", "y": "exact effect"}
             panels.append(points(series, name, height=320, width=300, categories=False, **axes))
         subtitle = "A point per measured patch, with 95% intervals over examples; dashed: where both agree."
-        return draw(panels, "Estimated and exact effects", subtitle, columns=len(panels))
+        return draw_panels(panels, "Estimated and exact effects", subtitle, columns=len(panels))
 
     def _rank_rows(self, metric: str | None, by: str, caller: str) -> pd.DataFrame:
         """Returns one metric's rows with a column `size`, the largest first."""
@@ -115,7 +115,7 @@ class ScreenResult:
         # Of equal ones the larger estimate is first.
         return rows.iloc[np.lexsort([rows["rank"], -rows["size"]])]
 
-    def _names(self, rows: pd.DataFrame, caller: str) -> list[str]:
+    def _member_names(self, rows: pd.DataFrame, caller: str) -> list[str]:
         """Returns the members of a circuit that rows are about, by name."""
         if self.kind == "edges":
             names = rows["sender"] + " -> " + rows["receiver"]
@@ -135,7 +135,9 @@ class ScreenResult:
         where: dict[Member, PositionSet] = {}
         effects: dict[Member, Effect] = {}
         numbers = rows[["metric", "estimate", "effect"]].astype(object).where(rows.notna(), None)
-        for name, effect in zip(self._names(rows, caller), numbers.itertuples(index=False), strict=True):
+        for name, effect in zip(
+            self._member_names(rows, caller), numbers.itertuples(index=False), strict=True
+        ):
             member, at = parse_member(name, self.kind, caller)
             if member in where:
                 # Effects at positions are those of patches that were made one by one, and do not add up.
@@ -171,7 +173,9 @@ class ScreenOptions(NamedTuple):
     resampling: dict[str, int]
 
 
-def parse_options(caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any) -> ScreenOptions:
+def parse_screen_options(
+    caller: str, exact: Any, seed: Any, draws: Any, flips: Any, rank: Any
+) -> ScreenOptions:
     parse_choice(rank, RANKS, caller, "rank")
     if exact != "all" and not is_whole(exact, 0):
         raise CircuitsError(f'{caller}: exact={exact!r}; give a number of rows, exact=10, or exact="all"')
@@ -199,7 +203,7 @@ def measure_and_tabulate(
         patch: returns what a row estimates, by its number.
     """
     tables = {
-        metric: _estimate_table(rows, metric, unedited[metric], estimates[metric], options)
+        metric: _tabulate_estimates(rows, metric, unedited[metric], estimates[metric], options)
         for metric in unedited
     }
     notes = [_note_cancelled_effects(metric, table, options.rank) for metric, table in tables.items()]
@@ -216,7 +220,7 @@ def measure_and_tabulate(
             batch_size=pair.batch_size,
         )
         for metric, table in tables.items():
-            clean, edited = np.split(measured.of(metric), [1], axis=1)
+            clean, edited = np.split(measured.sums_and_counts(metric), [1], axis=1)
             of_measured = dict(zip(names, _mean_absolute_effects(edited, clean), strict=True))
             table["effect_size"] = table["variant"].map(of_measured)
         effects = exact.frame[["variant", "metric", *EXACT]]
@@ -224,17 +228,19 @@ def measure_and_tabulate(
     else:
         frame = pd.concat(tables.values())
         frame = frame.reindex(columns=[*frame, "effect_size", *EXACT])
-    settings = settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.surface.unchecked
+    settings = (
+        settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.surface.unchecked_setting
+    )
     settings |= options.resampling | {"n": len(pair.base), "level": LEVEL}
     # Metrics keep their order; of equal rows the larger estimate is first.
     order = [frame["rank"], -effect_magnitudes(frame, options.rank), pd.factorize(frame["metric"])[0]]
     frame = frame.iloc[np.lexsort(order)].reset_index(drop=True)
     whole = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(whole, "Int64"))
-    return ScreenResult(frame, exact, settings, Graph.of(pair.surface), tuple(filter(None, notes)))
+    return ScreenResult(frame, exact, settings, Graph.of_model(pair.surface), tuple(filter(None, notes)))
 
 
-def _estimate_table(
+def _tabulate_estimates(
     rows: Sequence[Row],
     metric: str,
     unedited: Sequence[np.ndarray],
@@ -250,7 +256,7 @@ def _estimate_table(
     sums, entries = unedited
     shared = np.broadcast_to(entries, shifts.shape)
     estimate = ratio(shifts.sum(1), shared.sum(1))
-    drawn = bootstrap(shifts, shared, options.resampling["seed"], options.resampling["draws"])
+    drawn = bootstrap_ratios(shifts, shared, options.resampling["seed"], options.resampling["draws"])
     baseline = float(ratio(sums.sum(keepdims=True), entries.sum(keepdims=True))[0])
     table = pd.DataFrame(rows).assign(
         metric=metric,

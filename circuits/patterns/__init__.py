@@ -17,7 +17,7 @@ chunk, on any model that `circuits` supports, with the edits of open `intervene`
 """
 
 from circuits.patterns._pattern_changes import Following, Movement, follow, movement
-from circuits.patterns._pattern_reading import Maps, Recorded, attention, record
+from circuits.patterns._record_and_mean_patterns import Maps, Recorded, attention, record
 from circuits.patterns._template_scores import Classes, Scores, bits, classify, scores
 from circuits.patterns._templates import (
     column,
@@ -30,27 +30,7 @@ from circuits.patterns._templates import (
     row,
 )
 
-__all__ = [
-    "Classes",
-    "Following",
-    "Maps",
-    "Movement",
-    "Recorded",
-    "Scores",
-    "attention",
-    "bits",
-    "classify",
-    "column",
-    "constant",
-    "duplicate",
-    "follow",
-    "identity",
-    "induction",
-    "marked",
-    "movement",
-    "previous",
-    "record",
-    "row",
-    "scores",
-]
+__all__ = ["Classes", "Following", "Maps", "Movement", "Recorded", "Scores", "attention", "bits"]
+__all__ += ["classify", "column", "constant", "duplicate", "follow", "identity", "induction", "marked"]
+__all__ += ["movement", "previous", "record", "row", "scores"]
 __dir__ = __all__.copy

@@ -15,10 +15,10 @@ from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike, TokensLike
-from circuits.patterns._pattern_reading import PatternPass, Recorded, parse_tokens_or_recorded
-from circuits.statistics import bootstrap, ratio
+from circuits.patterns._record_and_mean_patterns import PatternPass, Recorded, parse_tokens_or_recorded
+from circuits.statistics import bootstrap_ratios, ratio
 from circuits.tables import interval_columns, short_table
-from circuits.tensors import parse_numbers
+from circuits.tensors_and_positions import parse_numbers
 from circuits.validate import check_renamed_args, parse_draws, parse_seed
 
 
@@ -91,7 +91,7 @@ def movement(
         batch_size: examples in a forward; by default by the model's size. Inside `intervene` the edits are in force.
     """
     caller = "patterns.movement"
-    pairs = _Pairs.of(caller, model, tokens, other, positions, seed, draws)
+    pairs = _PairedPasses.parse(caller, model, tokens, other, positions, seed, draws)
     lengths = pairs.first.prompts.lengths
     if int(lengths.min()) < int(lengths.max()) and not pairs.first.surface.causal:
         raise CircuitsError(
@@ -100,16 +100,16 @@ def movement(
         )
     # In the control, the queries that both rows have.
     compared = pairs.first.selected & pairs.other.prompts.reached[pairs.order]
-    sums = pairs.zeros()
+    sums = pairs.zero_sums()
     for rows, query_mask in pairs.first.rows_and_query_masks(batch_size):
-        before = [pattern for _, pattern, _ in pairs.first.patterns(rows)]
+        before = [pattern for _, pattern, _ in pairs.first.patterns_by_layer(rows)]
         of_control = compared[rows, None].to(query_mask.device)
         partners: tuple[slice | Tensor, ...] = (rows, pairs.order[rows])
         for distances, others, queries in zip(sums, partners, (query_mask, of_control), strict=True):
-            for at, after, _ in pairs.other.patterns(others):
+            for at, after, _ in pairs.other.patterns_by_layer(others):
                 distance = (after - before[at]).abs_().sum(-1) / 2
                 distances[at, :, rows] = (distance * queries.double()).sum(-1).T.cpu().numpy()
-    return Movement(pairs.table("distance", sums, compared))
+    return Movement(pairs.tabulate("distance", sums, compared))
 
 
 @check_renamed_args
@@ -144,12 +144,12 @@ def follow(
     Inside `intervene` the edits are in force.
     """
     caller = "patterns.follow"
-    pairs = _Pairs.of(caller, model, tokens, other, positions, seed, draws)
+    pairs = _PairedPasses.parse(caller, model, tokens, other, positions, seed, draws)
     first, device = pairs.first, pairs.first.surface.device
     count, length = first.prompts.shape[:2]
     named = (("groups", groups, length), ("before", before, count), ("after", after, count))
     of_key, was, comes = (
-        _read_group_numbers(given, size, f"{caller}: {name}") for name, given, size in named
+        _parse_group_numbers(given, size, f"{caller}: {name}") for name, given, size in named
     )
     if still := int((was == comes).sum()):
         raise CircuitsError(f"{caller}: in {still} pairs nothing moves: before equals after")
@@ -159,10 +159,10 @@ def follow(
             f"{', '.join(map(str, sorted({*of_key.tolist()})))}"
         )
     member = torch.nn.functional.one_hot(of_key).double().to(device)
-    sums = pairs.zeros()
+    sums = pairs.zero_sums()
     for rows, query_mask in first.rows_and_query_masks(batch_size):
         attended = [
-            [(pattern @ member).argmax(-1) for _, pattern, _ in one.patterns(rows)]
+            [(pattern @ member).argmax(-1) for _, pattern, _ in one.patterns_by_layer(rows)]
             for one in (first, pairs.other)
         ]
         for hits, judged_by in zip(sums, (torch.arange(count), pairs.order), strict=True):
@@ -170,10 +170,10 @@ def follow(
             for at, (one, two) in enumerate(zip(*attended, strict=True)):
                 follows = (one == here) & (two == there)
                 hits[at, ..., rows] = (follows * query_mask.double()).sum(-1).T.cpu().numpy()
-    return Following(pairs.table("share", sums, first.selected))
+    return Following(pairs.tabulate("share", sums, first.selected))
 
 
-def _read_group_numbers(given: Any, length: int, what: str) -> Tensor:
+def _parse_group_numbers(given: Any, length: int, what: str) -> Tensor:
     """Returns whole numbers from 0, [length]."""
     numbers = parse_numbers(given, what).cpu()
     if numbers.shape != (length,) or numbers.is_floating_point() or bool((numbers < 0).any()):
@@ -184,7 +184,7 @@ def _read_group_numbers(given: Any, length: int, what: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Pairs:
+class _PairedPasses:
     """Passes over two inputs that are compared row by row, with a control that pairs other rows.
 
     Attributes:
@@ -200,14 +200,14 @@ class _Pairs:
     draws: int
 
     @classmethod
-    def of(
+    def parse(
         cls, caller: str, model: Any, tokens: Any, other: Any, positions: Any, seed: Any, draws: Any
-    ) -> _Pairs:
+    ) -> _PairedPasses:
         """Reads the arguments; raises `CircuitsError` unless both inputs have as many tokens row by row, in at least 2
         rows.
         """
         seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
-        first = PatternPass.of(caller, model, tokens, positions)
+        first = PatternPass.parse(caller, model, tokens, positions)
         second, recorded = parse_tokens_or_recorded(first.surface, other, caller)
         _check_pairs(first.prompts, second, caller)
         laid_out = second.like(first.prompts)
@@ -215,12 +215,12 @@ class _Pairs:
         paired = replace(first, prompts=laid_out, recorded=recorded if laid_out is second else None)
         return cls(first, paired, derangement(len(second), seed), seed, draws)
 
-    def zeros(self) -> np.ndarray:
+    def zero_sums(self) -> np.ndarray:
         """Returns zeros [pairing layer head example], to add to; the pairings are the pairs and the control."""
         surface = self.first.surface
         return np.zeros((2, surface.n_layers, surface.n_heads, len(self.first.prompts)))
 
-    def table(self, name: str, sums: np.ndarray, control: Tensor) -> pd.DataFrame:
+    def tabulate(self, name: str, sums: np.ndarray, control: Tensor) -> pd.DataFrame:
         """Returns a row per head: a mean over queries in pairs and unpaired, what the pairing makes, and intervals.
 
         Args:
@@ -231,7 +231,7 @@ class _Pairs:
         queries = torch.stack([self.first.selected, control]).sum(2).double()
         entries = np.broadcast_to(queries[:, None, None].numpy(), sums.shape).reshape(series.shape)
         paired, unpaired = np.split(ratio(series.sum(1), entries.sum(1)), 2)
-        drawn, of_control = np.split(bootstrap(series, entries, self.seed, self.draws), 2, axis=1)
+        drawn, of_control = np.split(bootstrap_ratios(series, entries, self.seed, self.draws), 2, axis=1)
         layers, heads = zip(*self.first.heads, strict=True)
         table: dict[str, Any] = {"layer": layers, "head": heads}
         table |= interval_columns(name, paired, drawn) | {"unpaired": unpaired}

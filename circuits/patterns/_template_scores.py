@@ -11,14 +11,14 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from circuits.errors import CircuitsError, format_value, prefix_error_messages
+from circuits.errors import CircuitsError, format_value, prefix_circuits_errors
 from circuits.figures.layout import Figure
 from circuits.figures.results import SIGNED, heads_figure, pivot_by_head
 from circuits.model.heads import AnyHead, Head, parse_heads
 from circuits.model.types import BatchLike, HeadsLike, PositionsLike, TemplateLike, TokensLike
-from circuits.patterns._pattern_reading import PatternPass, Recorded
-from circuits.patterns._templates import parse_templates, template_keys
-from circuits.statistics import LEVEL, bootstrap, percentiles, ratio
+from circuits.patterns._record_and_mean_patterns import PatternPass, Recorded
+from circuits.patterns._templates import parse_templates, template_for_rows
+from circuits.statistics import LEVEL, bootstrap_ratios, percentiles, ratio
 from circuits.tables import ci_columns, interval_columns, short_table
 from circuits.validate import check_renamed_args, parse_choice, parse_draws, parse_metric_batch, parse_seed
 
@@ -65,7 +65,7 @@ class Scores:
         shape, examples = (self.draws, *self.mass.shape[:2]), self.mass.shape[-1]
         counts = self.queries.reshape(-1, examples)
         score, chance = (
-            bootstrap(sums.reshape(-1, examples), counts, self.seed, self.draws).reshape(shape)
+            bootstrap_ratios(sums.reshape(-1, examples), counts, self.seed, self.draws).reshape(shape)
             for sums in (self.mass, self.chance)
         )
         return score, chance
@@ -97,7 +97,7 @@ def scores(
         batch_size: examples in a forward; by default by the model's size. Inside `intervene` the edits are in force.
     """
     caller = "patterns.scores"
-    reading = PatternPass.of(caller, model, tokens, positions)
+    reading = PatternPass.parse(caller, model, tokens, positions)
     prompts, heads, surface = reading.prompts, reading.heads, reading.surface
     tokens, given = prompts.tokens, parse_metric_batch(batch, caller, len(prompts))
     seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
@@ -105,9 +105,9 @@ def scores(
     sums = np.zeros((3, surface.n_layers, surface.n_heads, len(named), len(tokens)))
     for rows, query_mask in reading.rows_and_query_masks(batch_size):
         examples = tokens[rows] if given is None else given[rows]
-        keys = [template_keys(name, one, examples, rows, prompts[rows]) for name, one in named.items()]
+        keys = [template_for_rows(name, one, examples, rows, prompts[rows]) for name, one in named.items()]
         marked = torch.stack(torch.broadcast_tensors(*keys), dim=-1).to(query_mask.device)
-        for at, pattern, seen in reading.patterns(rows):
+        for at, pattern, seen in reading.patterns_by_layer(rows):
             sums[:, at, ..., rows] = _sum_over_queries(pattern, seen, marked.double(), query_mask)
     mass, chance, queries = sums.reshape(3, len(heads), len(named), len(tokens))
     found = Scores(pd.DataFrame(), mass, chance, queries, heads, tuple(named), seed, draws)
@@ -266,7 +266,7 @@ def classify(
 def _parse_allowed_heads(given: Any) -> tuple[AnyHead, ...] | None:
     """Returns the heads that a class is left to, of which there may be none, as a measure may find none; None: all."""
     given = list(given) if isinstance(given, Iterator | Set) else given
-    with prefix_error_messages("patterns.classify, among"):
+    with prefix_circuits_errors("patterns.classify, among"):
         return () if isinstance(given, tuple | list) and not given else parse_heads(given).heads
 
 

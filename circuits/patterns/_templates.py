@@ -20,7 +20,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.edits import parse_keys
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike
-from circuits.tensors import dense_if_array, positions_to_mask
+from circuits.tensors_and_positions import dense_if_array, positions_to_mask
 from circuits.validate import is_whole, parse_tensor, stringify_keys
 
 
@@ -33,9 +33,9 @@ def previous(length: int | ArrayLike, by: int = 1) -> Bool[Tensor, "query key"]:
     """Marks the position `by` before the query's, none for the first `by` queries; of a length, or of tokens [batch
     pos].
     """
-    length = length.shape[1] if isinstance(length, Tensor) and length.ndim > 1 else _read_size(length, 1)
+    length = length.shape[1] if isinstance(length, Tensor) and length.ndim > 1 else _parse_size(length, 1)
     positions = torch.arange(length)
-    return positions[:, None] - positions == _read_size(by, 0)
+    return positions[:, None] - positions == _parse_size(by, 0)
 
 
 def constant(length: int, positions: PositionsLike) -> Bool[Tensor, "query key"]:
@@ -43,20 +43,20 @@ def constant(length: int, positions: PositionsLike) -> Bool[Tensor, "query key"]
     chosen = parse_keys(positions, "patterns.constant", "positions")
     if chosen is None:
         raise CircuitsError("patterns.constant: no position given")
-    return positions_to_mask(chosen, _read_size(length, 1), "patterns.constant").expand(length, -1)
+    return positions_to_mask(chosen, _parse_size(length, 1), "patterns.constant").expand(length, -1)
 
 
 def row(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
     """Marks the query's row in a matrix laid out row by row, without the query's own entry if not `itself`."""
-    return _same(torch.arange(_read_size(rows, 1)).repeat_interleave(_read_size(columns, 1)), itself)
+    return _same_line(torch.arange(_parse_size(rows, 1)).repeat_interleave(_parse_size(columns, 1)), itself)
 
 
 def column(rows: int, columns: int, itself: bool = True) -> Bool[Tensor, "query key"]:
     """Marks the query's column in a matrix laid out row by row, without the query's own entry if not `itself`."""
-    return _same(torch.arange(_read_size(columns, 1)).repeat(_read_size(rows, 1)), itself)
+    return _same_line(torch.arange(_parse_size(columns, 1)).repeat(_parse_size(rows, 1)), itself)
 
 
-def _same(line: Tensor, itself: bool) -> Tensor:
+def _same_line(line: Tensor, itself: bool) -> Tensor:
     """Marks the keys on the query's line, [pos]."""
     same = line[:, None] == line
     return same if itself else same & ~identity(len(line))
@@ -99,7 +99,7 @@ def parse_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]
     return templates
 
 
-def template_keys(name: str, template: Any, examples: Any, rows: slice, prompts: Prompts) -> Tensor:
+def template_for_rows(name: str, template: Any, examples: Any, rows: slice, prompts: Prompts) -> Tensor:
     """Returns a template for some rows, [batch or 1, query, key]; a function is called with `examples`, those rows.
 
     Args:
@@ -123,7 +123,7 @@ def _check_template(name: str, template: Any, batch: int, length: int) -> None:
         )
 
 
-def _read_size(number: Any, least: int) -> int:
+def _parse_size(number: Any, least: int) -> int:
     if not is_whole(number, least):
         raise CircuitsError(f"patterns: a template's size is a whole number from {least}; got {number!r}")
     return int(number)

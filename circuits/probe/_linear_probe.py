@@ -22,15 +22,15 @@ from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, Figure, HeadsLike, PositionsLike, SitesLike, TokensLike
 from circuits.probe._probe_inputs import (
     CLASSIFICATION,
-    Entries,
+    ProbeEntries,
     ProbeSite,
     Target,
     parse_entries,
     parse_sites,
     parse_targets,
 )
-from circuits.statistics import bootstrap, ratio
-from circuits.tables import chosen_metrics, ci_columns, interval_columns, short_table
+from circuits.statistics import bootstrap_ratios, ratio
+from circuits.tables import ci_columns, interval_columns, metrics_asked_for, short_table
 from circuits.validate import check_renamed_args, parse_draws, parse_seed
 
 _EPS = torch.finfo(torch.float64).eps
@@ -98,13 +98,15 @@ def linear(
         probes = [replace(one, untrained=other.value) for one, other in zip(probes, others, strict=True)]
     settings = {"seed": seed, "draws": draws, "batch_size": size, "intercept": fitted, "ridge": penalty}
     weights = {(one.site.label, one.target): one.fitted for one in probes}
-    return ProbeResult(tabulate(probes, entries, seed, draws), weights, settings | surface.unchecked)
+    return ProbeResult(
+        tabulate_scores(probes, entries, seed, draws), weights, settings | surface.unchecked_setting
+    )
 
 
 def _fit_probes(
     surface: HookedModel,
     prompts: Prompts,
-    entries: Entries,
+    entries: ProbeEntries,
     sites: Sequence[ProbeSite],
     fit: tuple[bool, float],
     targets: list[list[Target]],
@@ -133,7 +135,7 @@ def _fit_probes(
             for one in targets:
                 maps: list[LinearMap] = []
                 for target in one:
-                    y = target.take(examples, chosen)[fitted].to(x.device)
+                    y = target.at_entries(examples, chosen)[fitted].to(x.device)
                     weight, bias = regression.fit_weight_and_bias(y, target.width, ridge)
                     maps.append(LinearMap(weight.cpu(), bias.cpu(), ridge, regression.rank))
                 scores = (score_by_example(*pair, x[~here], entries) for pair in zip(maps, one, strict=True))
@@ -144,7 +146,7 @@ def _fit_probes(
 
 
 def site_vectors(
-    surface: HookedModel, prompts: Prompts, entries: Entries, sites: Sequence[ProbeSite], step: int
+    surface: HookedModel, prompts: Prompts, entries: ProbeEntries, sites: Sequence[ProbeSite], step: int
 ) -> Iterator[tuple[ProbeSite, Tensor]]:
     """Yields each site with its vectors at the entries in use, [entry d], in the order of examples and positions.
 
@@ -157,7 +159,7 @@ def site_vectors(
         for rows in torch.arange(len(prompts)).split(step):
             seen = record_rows(surface, prompts, rows, {site.hook for site in kept}, "probe")
             for site, vectors in kept.items():
-                vectors.append(_vectors(site, seen, prompts[rows], entries.used[rows]))
+                vectors.append(_finite_vectors_in_use(site, seen, prompts[rows], entries.used[rows]))
             while len(kept) > 1 and sum(x.nbytes for parts in kept.values() for x in parts) > MOST_KEPT:
                 kept.popitem()
         for site, vectors in kept.items():
@@ -165,8 +167,10 @@ def site_vectors(
         waiting = [site for site in waiting if site not in kept]
 
 
-def _vectors(site: ProbeSite, seen: dict[str, Tensor], prompts: Prompts, used: Tensor) -> Tensor:
-    x = site.vectors(seen[site.hook], prompts)
+def _finite_vectors_in_use(
+    site: ProbeSite, seen: dict[str, Tensor], prompts: Prompts, used: Tensor
+) -> Tensor:
+    x = site.vectors_of_activation(seen[site.hook], prompts)
     # Apple's GPUs have no float64.
     x = x.cpu() if x.device.type == "mps" else x
     x = x[used.to(x.device)]
@@ -186,7 +190,7 @@ class Regression:
 
     def __init__(self, x: Tensor, intercept: bool, eps: float) -> None:
         self._raw, self._intercept, self._eps = x, intercept, eps
-        self._mean = _mean(x) if intercept else x.new_zeros(x.shape[1])
+        self._mean = _exact_mean(x) if intercept else x.new_zeros(x.shape[1])
         self._x = x - self._mean
         self._gram = self._x.T @ self._x
 
@@ -205,7 +209,7 @@ class Regression:
         """
         mean_y = self._x.new_zeros(width)
         if self._intercept:
-            mean_y = _mean(y) if y.ndim == 2 else torch.bincount(y, minlength=width) / len(y)
+            mean_y = _exact_mean(y) if y.ndim == 2 else torch.bincount(y, minlength=width) / len(y)
         if y.ndim == 2:
             cross = self._x.T @ (y - mean_y)
         else:
@@ -243,7 +247,7 @@ class Regression:
         return shown, inverse, torch.linalg.qr(vectors[:, ~readable]).Q
 
 
-def _mean(x: Tensor) -> Tensor:
+def _exact_mean(x: Tensor) -> Tensor:
     """Returns the mean over entries, from the first one on: that of equal numbers is that number, without rounding."""
     return x[:1].sum(0) + (x - x[:1]).mean(0)
 
@@ -311,14 +315,14 @@ class ProbeResult:
 
         Shuffled targets are dotted, the untrained model is dashed.
         """
-        return probe_figure(self.frame[self.frame["metric"].isin(chosen_metrics(self.frame, metric))])
+        return probe_figure(self.frame[self.frame["metric"].isin(metrics_asked_for(self.frame, metric))])
 
 
 #: (split, metric) -> sums and counts [example], float64, of the held-out examples in order.
 Scored = dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]
 
 
-def score_by_example(fitted: LinearMap, target: Target, x: Tensor, entries: Entries) -> Scored:
+def score_by_example(fitted: LinearMap, target: Target, x: Tensor, entries: ProbeEntries) -> Scored:
     """Returns the sums and counts of each metric by held-out example, so that any set of examples can be pooled.
 
     mse: the mean over entries and the d numbers of each. r2: 1 − Σ(y − p)² / Σ(y − ȳ)², ȳ the mean of each number over
@@ -331,7 +335,7 @@ def score_by_example(fitted: LinearMap, target: Target, x: Tensor, entries: Entr
     """
     held_out = entries.held_out
     chosen = entries.used[held_out]
-    true = target.take(held_out, chosen)
+    true = target.at_entries(held_out, chosen)
     examples = torch.arange(len(held_out))[:, None].expand(chosen.shape)[chosen]
     # Classes in parts, as there may be a vocabulary of them.
     predicted = [
@@ -355,7 +359,7 @@ def _entry_metrics(predicted: Tensor, true: Tensor, target: Target) -> dict[str,
     ones = torch.ones(len(true), dtype=torch.float64)
     if target.kind == CLASSIFICATION:
         return {"accuracy": ((predicted == true).double(), ones)}
-    error, spread = (predicted - true).square().sum(1), (true - _mean(true)).square().sum(1)
+    error, spread = (predicted - true).square().sum(1), (true - _exact_mean(true)).square().sum(1)
     found = {"mse": (error, ones * target.width), "r2": (spread - error, spread)}
     if target.width == 1:  # a cosine would be the sign
         return found
@@ -380,7 +384,9 @@ class ScoredProbe:
     untrained: Scored | None = None
 
 
-def tabulate(probes: Sequence[ScoredProbe], entries: Entries, seed: int, draws: int) -> pd.DataFrame:
+def tabulate_scores(
+    probes: Sequence[ScoredProbe], entries: ProbeEntries, seed: int, draws: int
+) -> pd.DataFrame:
     """Tabulates scores, with percentile bootstrap intervals over held-out examples; all rows share the resamples."""
     n, used = len(entries.held_out), entries.used[entries.held_out]
     counts_of = {name: int((mask[entries.held_out] & used).sum()) for name, mask in entries.splits.items()}
@@ -397,7 +403,7 @@ def tabulate(probes: Sequence[ScoredProbe], entries: Entries, seed: int, draws: 
                 series.append(no_entries if scored is None else scored[split, metric])
     sums, counts = (np.stack(part) for part in zip(*series, strict=True))
     value = ratio(sums.sum(1), counts.sum(1)).reshape(-1, 3)
-    resampled = bootstrap(sums, counts, seed, draws).reshape(draws, -1, 3)
+    resampled = bootstrap_ratios(sums, counts, seed, draws).reshape(draws, -1, 3)
     estimates = interval_columns("value", value[:, 0], resampled[..., 0])
     for control, name, difference in ((1, "shuffled", "selectivity"), (2, "untrained", "over_untrained")):
         drawn = resampled[..., 0] - resampled[..., control]

@@ -18,7 +18,7 @@ from circuits.model.activation_recording import parse_position_mask
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
-from circuits.tensors import dense_if_array
+from circuits.tensors_and_positions import dense_if_array
 from circuits.validate import is_whole, parse_choice, stringify_keys
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
@@ -41,7 +41,7 @@ class ProbeSite:
         """Returns the label, such as `resid_post.2`; `z.1.3` for head 3 of `z.1`."""
         return str(self.site) if self.head is None else f"{self.site}.{self.head}"
 
-    def vectors(self, activation: Tensor, prompts: Prompts) -> Tensor:
+    def vectors_of_activation(self, activation: Tensor, prompts: Prompts) -> Tensor:
         """Returns vectors [batch pos d] of an activation, each prompt's own tokens first: with heads concatenated; for
         patterns, the query's row.
         """
@@ -94,7 +94,7 @@ class Target:
     reached: Tensor | None = None
     order: Tensor | None = None
 
-    def take(self, examples: Tensor, chosen: Tensor) -> Tensor:
+    def at_entries(self, examples: Tensor, chosen: Tensor) -> Tensor:
         """Returns targets [entry d] or classes [entry] where `chosen` [example pos] is true, in row-major order."""
         sources = examples if self.order is None else self.order[examples]
         values = self.values[sources]
@@ -177,7 +177,7 @@ def _parse_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target
 
 
 @dataclass(frozen=True)
-class Entries:
+class ProbeEntries:
     """The entries (example, position) of a batch that a probe uses, each example's own tokens first.
 
     Attributes:
@@ -193,7 +193,7 @@ class Entries:
     splits: Mapping[str, Tensor]
 
 
-def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed: int) -> Entries:
+def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed: int) -> ProbeEntries:
     """Reads the entries of a probe; held-out examples depend only on the seed and the number of examples."""
     batch = len(prompts)
     held_out = _parse_held_out(test, batch, torch.Generator().manual_seed(seed))
@@ -216,7 +216,7 @@ def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed
     for part, examples in (("fitted", fit), ("held-out", held_out)):
         if not bool(used[examples].any()):
             raise CircuitsError(f"probe: positions= selects nothing in the {part} examples")
-    return Entries(used, fit, held_out, all_splits)
+    return ProbeEntries(used, fit, held_out, all_splits)
 
 
 def _parse_held_out(test: Any, batch: int, generator: torch.Generator) -> Tensor:

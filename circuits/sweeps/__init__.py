@@ -9,7 +9,7 @@ How a value reaches the table:
         metric.at(rows).measure(output, unedited output) -> sum [n] and count [n], by name
       Measurements                           sums and counts [run example],                            metrics.py
                                              run 0 is the unedited model
-      tabulate(measurements, ...)            values, effects, intervals and p-values, a row for each   sweep_result.py
+      tabulate_runs(measurements, ...)       values, effects, intervals and p-values, a row for each   sweep_result.py
 
 The logit difference of given answers stands in logit_difference.py.
 `compare` and `patch.attribution` fill Measurements with outputs and estimates of their own; `patch.screen` and

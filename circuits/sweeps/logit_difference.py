@@ -15,7 +15,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import continuation_ids, parse_tokens_or_texts
 from circuits.model.prompts import Prompts, Texts, positions_from_mask
 from circuits.model.types import AnswersLike
-from circuits.tensors import dense_if_array
+from circuits.tensors_and_positions import dense_if_array
 from circuits.validate import is_whole
 
 CALLER = "logit_difference"
@@ -63,9 +63,9 @@ class LogitDifference:
         real = torch.ones(output.shape[:2], dtype=torch.bool) if prompts is None else prompts.real
         if tuple(real.shape) != tuple(output.shape[:2]):
             raise CircuitsError(f"{CALLER}: prompts are {list(real.shape)}, the output {list(output.shape)}")
-        return self.answers(real, surface, prompts)(output)
+        return self.resolve_answers(real, surface, prompts)(output)
 
-    def answers(self, real: Tensor, surface: HookedModel | None, prompts: Prompts | None) -> Answers:
+    def resolve_answers(self, real: Tensor, surface: HookedModel | None, prompts: Prompts | None) -> Answers:
         """Returns the answers of a batch whose tokens the mask [n pos] tells; texts need its prompts, too."""
         batch = len(real)
         self.check_count(batch)
@@ -104,10 +104,15 @@ class LogitDifference:
     def __getitem__(self, rows: slice) -> LogitDifference:
         """Returns the metric of some of the examples."""
 
-        def cut(given: tuple[Any, ...]) -> tuple[Any, ...]:
+        def take_rows(given: tuple[Any, ...]) -> tuple[Any, ...]:
             return given if len(given) == 1 else given[rows]
 
-        return replace(self, right=cut(self.right), wrong=cut(self.wrong), positions=cut(self.positions))
+        return replace(
+            self,
+            right=take_rows(self.right),
+            wrong=take_rows(self.wrong),
+            positions=take_rows(self.positions),
+        )
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class Answers:
         logits = output[torch.arange(len(output), device=output.device), self.columns.to(output.device)]
         return (logits.gather(1, self.ids.to(output.device)) * self.weights.to(output)).sum(1)
 
-    def among(self, columns: Tensor) -> Answers:
+    def in_columns(self, columns: Tensor) -> Answers:
         """Returns the answers in an output that has only these of its columns."""
         return replace(self, columns=torch.searchsorted(columns, self.columns))
 
@@ -163,7 +168,9 @@ def logit_difference(
     The metric has its answers with it: it takes no `batch=`, and chunks of examples get theirs. Where both answers are
     the same it is 0, whatever the model does.
     """
-    return LogitDifference(_parse(right, "right"), _parse(wrong, "wrong"), _parse_positions(position))
+    return LogitDifference(
+        _parse_answers(right, "right"), _parse_answers(wrong, "wrong"), _parse_positions(position)
+    )
 
 
 def bind_answers(
@@ -180,19 +187,19 @@ def bind_answers(
     if batch is not None:
         raise CircuitsError(f"{caller}: logit_difference has its answers with it; leave out batch=")
     if inputs is None:
-        return difference, metric, None
+        return answer_logit_difference, metric, None
     surface, prompts = inputs
     several = prompts.padded and len(set(metric.positions)) > 1
     read = None if several else tuple(dict.fromkeys(metric.positions))
-    return difference, metric.answers(prompts.real, surface, prompts), read
+    return answer_logit_difference, metric.resolve_answers(prompts.real, surface, prompts), read
 
 
-def difference(output: Tensor, answers: Answers | LogitDifference) -> Tensor:
+def answer_logit_difference(output: Tensor, answers: Answers | LogitDifference) -> Tensor:
     """Returns the logit difference of each example."""
     return answers(output)
 
 
-difference.__name__ = CALLER
+answer_logit_difference.__name__ = CALLER
 
 
 def _check_output(output: Any) -> None:
@@ -201,7 +208,7 @@ def _check_output(output: Any) -> None:
         raise CircuitsError(f"{CALLER}: it is of an output [n pos vocabulary], got {got}")
 
 
-def _parse(given: Any, name: str) -> tuple[Answer, ...]:
+def _parse_answers(given: Any, name: str) -> tuple[Answer, ...]:
     """Returns the answers of each example as ids or texts; one may have several."""
     given = dense_if_array(given, f"{CALLER}: {name}")
     if isinstance(given, Tensor):

@@ -18,7 +18,13 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import check_no_unmasked_padding
 from circuits.model.prompts import Prompts
 from circuits.sweeps.logit_difference import Answers, LogitDifference, bind_answers, logit_difference
-from circuits.tensors import Positions, Snapshot, dense_if_array, parse_positions, positions_to_mask
+from circuits.tensors_and_positions import (
+    Positions,
+    Snapshot,
+    dense_if_array,
+    parse_positions,
+    positions_to_mask,
+)
 from circuits.validate import parse_metric_batch, stringify_keys
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
@@ -56,7 +62,7 @@ class Metric:
     parts: Mapping[str, Metric] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def parse(
         cls,
         metric: Any,
         batch: Any,
@@ -70,7 +76,7 @@ class Metric:
         """
         batch = parse_metric_batch(batch, caller, None if inputs is None else len(inputs[1]))
         if isinstance(metric, Mapping):
-            return cls._of_several(metric, batch, inputs, caller, positions)
+            return cls._parse_several(metric, batch, inputs, caller, positions)
         owner = getattr(metric, "__self__", None)
         own = getattr(metric, "read_positions", getattr(owner, "read_positions", None))
         if metric is logit_difference or isinstance(metric, LogitDifference):
@@ -103,7 +109,7 @@ class Metric:
         return replace(read, positions=at, kept=kept, aligned=not prompts.padded, examples=len(prompts))
 
     @classmethod
-    def _of_several(
+    def _parse_several(
         cls, given: Mapping[Any, Any], batch: Any, inputs: Any, caller: str, positions: Any
     ) -> Metric:
         """Reads metrics by name; `logit_difference` has its answers with it, each other one gets the batch."""
@@ -111,7 +117,9 @@ class Metric:
         if not named or None in named.values():
             raise CircuitsError(f"{caller}: give each metric by its name; got {format_value(given)}")
         parts = {
-            name: cls.of(one, None if isinstance(one, LogitDifference) else batch, inputs, caller, positions)
+            name: cls.parse(
+                one, None if isinstance(one, LogitDifference) else batch, inputs, caller, positions
+            )
             for name, one in named.items()
         }
         first, *_ = parts.values()
@@ -125,20 +133,20 @@ class Metric:
             parts=parts,
         )
 
-    def at(self, rows: slice) -> Metric:
+    def for_rows(self, rows: slice) -> Metric:
         """Returns the metric of some of the examples."""
         batch, kept = (None if one is None else one[rows] for one in (self.batch, self.kept))
-        parts = {name: one.at(rows) for name, one in self.parts.items()}
+        parts = {name: one.for_rows(rows) for name, one in self.parts.items()}
         return replace(self, batch=batch, kept=kept, parts=parts)
 
     def measure(self, output: Tensor, clean: Tensor, title: str, columns: Tensor | None = None) -> PerExample:
         """Returns sum and count of every example, by metric, for an output at these columns (None: all) and the
         unedited one at all.
         """
-        values = self.values(output, clean if columns is None else clean[:, columns], columns)
-        return {name: self.parse(value, name, len(output), title) for name, value in values.items()}
+        values = self.call_function(output, clean if columns is None else clean[:, columns], columns)
+        return {name: self.parse_value(value, name, len(output), title) for name, value in values.items()}
 
-    def parse(self, value: Any, name: str, size: int, variant: str) -> tuple[np.ndarray, np.ndarray]:
+    def parse_value(self, value: Any, name: str, size: int, variant: str) -> tuple[np.ndarray, np.ndarray]:
         """Reads one of a call's values: a number per example [n], or a pair (sum [n], count [n]).
 
         Copied: a metric may fill the same array in every call.
@@ -147,7 +155,7 @@ class Metric:
         sums = _parse_per_example(total, name, size, variant)
         counts = np.ones(size) if count is None else _parse_per_example(count, name, size, variant)
         if not (np.isfinite(sums).all() and np.isfinite(counts).all()):
-            advice = self.advice
+            advice = self.non_finite_advice
             if np.isinf(sums).any():
                 advice = "it is infinite, as is the logit of a token that the model or an edit suppresses; read others"
             raise CircuitsError(
@@ -164,7 +172,7 @@ class Metric:
         return sums, counts
 
     @property
-    def advice(self) -> str:
+    def non_finite_advice(self) -> str:
         """What may be the matter where a value is not finite."""
         if self.kept is None:
             return "an entry that does not exist is a count of 0 in a pair (sum, count)"
@@ -175,10 +183,10 @@ class Metric:
         )
 
     @property
-    def columns(self) -> Tensor | None:
+    def columns_read(self) -> Tensor | None:
         """The columns of the output that it reads in some example; None: perhaps all."""
         if self.parts:
-            columns = [one.columns for one in self.parts.values()]
+            columns = [one.columns_read for one in self.parts.values()]
             known = [one for one in columns if one is not None]
             return torch.cat(known).unique() if len(known) == len(columns) else None
         if isinstance(self.batch, Answers):
@@ -187,7 +195,7 @@ class Metric:
             return None
         return self.kept.any(0).nonzero()[:, 0]
 
-    def values(self, output: Tensor, clean: Tensor, columns: Tensor | None = None) -> dict[str, Any]:
+    def call_function(self, output: Tensor, clean: Tensor, columns: Tensor | None = None) -> dict[str, Any]:
         """Returns what the function returns, by name; with a gradient where the output has one.
 
         The function gets copies, so that its writes reach no other variant and nobody's tensors, and a batch that is a
@@ -198,7 +206,7 @@ class Metric:
         if self.parts:
             found: dict[str, Any] = {}
             for name, one in self.parts.items():
-                values = one.values(output, clean, columns)
+                values = one.call_function(output, clean, columns)
                 found |= {name if key == one.name else f"{name} {key}": x for key, x in values.items()}
             return found
         kept, batch, owned = self.kept, self.batch, False
@@ -206,7 +214,7 @@ class Metric:
         if columns is not None:
             if self.function is None or isinstance(batch, Answers):
                 kept = None if kept is None else kept[:, columns.to(kept.device)]
-                batch = batch.among(columns) if isinstance(batch, Answers) else batch
+                batch = batch.in_columns(columns) if isinstance(batch, Answers) else batch
             else:
                 assert kept is not None
                 whole = output.new_full((*kept.shape, output.shape[2]), torch.nan)
@@ -223,7 +231,7 @@ class Metric:
         batch = batch.to(output.device) if isinstance(batch, Tensor) else batch
         given = () if batch is None else (copy_for_user(batch),)
         try:
-            return name_values(self.function(own, *given), self.name)
+            return values_by_name(self.function(own, *given), self.name)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             if (known := self._explain_error(error, own)) is None:
                 raise
@@ -259,7 +267,7 @@ def metric_label(name: str) -> str:
     return name if name == "metric" else f"metric {name}"
 
 
-def name_values(values: Any, name: str) -> dict[str, Any]:
+def values_by_name(values: Any, name: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         return {name: values}
     by_key = {str(key): value for key, value in values.items()}
@@ -379,7 +387,7 @@ class Measurements:
     engine: str = "naive"
     chunks: list[dict[int, PerExample]] = field(default_factory=list)
 
-    def add(self, index: int, values: PerExample) -> None:
+    def add_run(self, index: int, values: PerExample) -> None:
         """Adds the metric of the run of this index for the examples of a chunk, which the unedited run begins, at −1;
         refuses other metrics than those of the unedited run.
         """
@@ -391,7 +399,7 @@ class Measurements:
             there, missing = (title, BASELINE) if odd[0] in values else (BASELINE, title)
             raise CircuitsError(f"{metric_label(odd[0])}: returned for {there} but not for {missing}")
 
-    def of(self, metric: str) -> np.ndarray:
+    def sums_and_counts(self, metric: str) -> np.ndarray:
         """Returns sums and counts of all examples, [2 run example]; run 0 is the unedited one."""
         places = range(1 + len(self.runs))
         parts = [np.stack([chunk[place][metric] for place in places], axis=1) for chunk in self.chunks]

@@ -96,7 +96,7 @@ def read_prompts(model: nn.Module, file: str | Path, side: str | None = None) ->
     clean = prompts(model, [row["clean"] for row in rows], side)
     surface = HookedModel(model)
     ids = {
-        name: [_token_id(surface, clean, at, name, row[name]) for at, row in enumerate(rows)]
+        name: [_answer_token_id(surface, clean, at, name, row[name]) for at, row in enumerate(rows)]
         for name in NEEDED[1:]
     }
     for number, pair in enumerate(zip(*ids.values(), strict=True), start=1):
@@ -136,7 +136,7 @@ def _read_file_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _token_id(surface: HookedModel, clean: Prompts, row: int, name: str, text: Any) -> int:
+def _answer_token_id(surface: HookedModel, clean: Prompts, row: int, name: str, text: Any) -> int:
     """Returns the one token that an answer is after its prompt."""
     if is_whole(text, 0):
         return int(text)

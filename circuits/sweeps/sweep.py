@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from circuits.engine.stacked_forward import Variant, clean_pass, reason_not_to_stack, run_stacked
-from circuits.errors import CircuitsError, format_value, prefix_error_messages
-from circuits.interventions.apply import attach_plan, needed_references, plan_steps
+from circuits.engine.stacked_from_first_edit import Variant, reason_not_to_stack, run_clean_pass, run_stacked
+from circuits.errors import CircuitsError, format_value, prefix_circuits_errors
+from circuits.interventions.apply import attach_plan, needed_clean_passes, plan_steps
 from circuits.interventions.base import Intervention
 from circuits.interventions.clean_and_edited_runs import CleanPassResults
 from circuits.interventions.intervention_grids import Draws, VariantLike
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
-from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
+from circuits.model.open_blocks import assert_weights_unchanged, mark_running_rows
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike
 from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, metric_label, variant_label
-from circuits.sweeps.sweep_result import SweepResult, describe_places, parse_resampling, tabulate
+from circuits.sweeps.sweep_result import SweepResult, parse_resampling, place_columns, tabulate_runs
 from circuits.validate import check_renamed_args, parse_choice, parse_metric_batch, stringify_keys
 
 NAIVE, FAST = "naive", "fast"
@@ -81,7 +81,7 @@ def sweep(
     surface = HookedModel(model)
     parse_choice(engine, ("auto", NAIVE), "sweep", "engine")
     prompts = parse_prompts(surface, tokens, "sweep")
-    measured = Metric.of(metric, batch, (surface, prompts), "sweep", positions)
+    measured = Metric.parse(metric, batch, (surface, prompts), "sweep", positions)
     resampling = parse_resampling(seed, draws, flips, "sweep")
     return run_sweep(surface, prompts, variants, measured, resampling, engine, batch_size)[0]
 
@@ -97,7 +97,7 @@ def run_sweep(
 ) -> tuple[SweepResult, Measurements]:
     """Returns the result of `sweep`, and the values of every example behind it."""
     with hold_eval_mode(surface.model), torch.no_grad():
-        plans, columns = _plan_variants(variants, surface), metric.columns
+        plans, columns = _plan_variants(variants, surface), metric.columns_read
         refused = 'engine="naive"' if engine == NAIVE else reason_not_to_stack(surface, prompts)
         for one in plans:
             one.alone = refused
@@ -109,7 +109,7 @@ def run_sweep(
         size = choose_batch_size(surface, prompts.shape[1], batch_size, "sweep", kept=kept, read=read)
         job = ModelSweep(surface, prompts, metric, plans)
         measured = run_within_memory(size, job.measure)
-    settings: dict[str, Any] = {"batch_size": job.batch_size, "n": len(prompts), **surface.unchecked}
+    settings: dict[str, Any] = {"batch_size": job.batch_size, "n": len(prompts), **surface.unchecked_setting}
     settings |= {"words": prompts.labels()} if prompts.words is not None else {}
     settings |= {
         "positions": None if metric.positions is None else list(metric.positions),
@@ -120,7 +120,7 @@ def run_sweep(
     for run, one in zip(measured.runs, plans, strict=True):
         run["engine"] = FAST if one.alone is None else NAIVE
         described.setdefault(one.name, []).extend(each.describe() for each in one.interventions)
-    return tabulate(measured, resampling, described, settings, metric.untested), measured
+    return tabulate_runs(measured, resampling, described, settings, metric.untested), measured
 
 
 @dataclass
@@ -142,7 +142,7 @@ class ModelSweep:
         self.batch_size, total = size, len(self.prompts)
         self.found = Measurements(
             [
-                {"variant": one.name, "draw": one.draw, **describe_places(one.interventions, one.plan)}
+                {"variant": one.name, "draw": one.draw, **place_columns(one.interventions, one.plan)}
                 for one in self.variants
             ]
         )
@@ -156,20 +156,20 @@ class ModelSweep:
     def _measure_chunk(self, rows: slice) -> None:
         """Adds the measurements of some examples: of the model, of the variants that share forwards, of the others."""
         self.rows = rows
-        self.here = self.metric.at(rows)
+        self.here = self.metric.for_rows(rows)
         stacked = sorted(
             (index for index, one in enumerate(self.variants) if one.alone is None),
             key=lambda index: (self.variants[index].start, self.variants[index].from_z),
         )
         together = [self.variants[index] for index in stacked]
-        clean = clean_pass(self.surface, self.prompts, rows, together, self.references.results)
+        clean = run_clean_pass(self.surface, self.prompts, rows, together, self.references.results)
         # A model may overwrite its output in the next run.
         self.clean = _check_numeric_output(clean.output, self.here.kept, BASELINE).clone()
         self.scale = self.clean.masked_fill(~self.clean.isfinite(), 0.0).abs().max()
-        self.found.add(-1, self.here.measure(self.clean, self.clean, BASELINE))
+        self.found.add_run(-1, self.here.measure(self.clean, self.clean, BASELINE))
         # After the metric has been tried, and all at once, so that references on the same tokens share a pass.
-        self.references.run_missing(needed_references(step for one in self.variants for step in one.plan))
-        columns = self.here.columns
+        self.references.run_missing(needed_clean_passes(step for one in self.variants for step in one.plan))
+        columns = self.here.columns_read
         if columns is not None:
             columns = None if len(columns) == self.clean.shape[1] else columns.to(self.clean.device)
         unedited = self.clean if columns is None else self.clean[:, columns]
@@ -193,7 +193,7 @@ class ModelSweep:
             attach_plan(self.surface, self.variants[index].plan, self.references),
             mark_running_rows(self.surface.model, self.rows, len(self.prompts)),
         ):
-            output = self.surface.call(self.prompts[self.rows])
+            output = self.surface.run_forward(self.prompts[self.rows])
         self._measure_output(index, output)
 
     def _measure_output(self, index: int, output: Any, columns: Tensor | None = None) -> None:
@@ -209,7 +209,7 @@ class ModelSweep:
         output, dtype = _check_numeric_output(output, kept, title), clean.dtype
         rounding = _ROUNDING[dtype] * self.scale if dtype in _ROUNDING else _HALF[dtype] * clean.abs()
         output = torch.where((output - clean).abs() <= rounding, clean, output)
-        self.found.add(index, self.here.measure(output, self.clean, title, columns))
+        self.found.add_run(index, self.here.measure(output, self.clean, title, columns))
 
 
 def _check_numeric_output(output: Any, kept: Tensor | None, title: str) -> Tensor:
@@ -248,7 +248,7 @@ def _plan_variants(variants: Any, surface: HookedModel) -> list[Variant]:
             together = tuple(one) if isinstance(one, tuple | list) else (one,)
             if not together:
                 raise CircuitsError(f"sweep: variant {name!r} has no intervention")
-            with prefix_error_messages(f"variant {name!r}"):
+            with prefix_circuits_errors(f"variant {name!r}"):
                 found.append(Variant(name, draw if drawn else None, together, plan_steps(together, surface)))
     return found
 
@@ -279,7 +279,7 @@ def compare(
     Raises `CircuitsError` for chunks with different variants, and for what `sweep` refuses of a metric.
     """
     resampling, given = parse_resampling(seed, draws, flips, "compare"), parse_metric_batch(batch, "compare")
-    measured = Metric.of(metric, given, None, "compare")
+    measured = Metric.parse(metric, given, None, "compare")
     found: Measurements | None = None
     done = 0
     for part in parts if isinstance(parts, Iterable) else ():
@@ -293,19 +293,19 @@ def compare(
         names = [run["variant"] for run in found.runs]
         if list(outputs) != names:
             raise CircuitsError(f"compare: a chunk has {', '.join(outputs)}; the first {', '.join(names)}")
-        of_chunk = measured.at(slice(done, done + len(clean)))
+        of_chunk = measured.for_rows(slice(done, done + len(clean)))
         done += len(clean)
-        found.add(-1, of_chunk.measure(clean, clean, BASELINE))
+        found.add_run(-1, of_chunk.measure(clean, clean, BASELINE))
         for index, (name, output) in enumerate(outputs.items()):
             if output.shape != clean.shape:
                 raise CircuitsError(f"compare: {name} is {list(output.shape)}, unedited {list(clean.shape)}")
-            found.add(index, of_chunk.measure(output, clean, name))
+            found.add_run(index, of_chunk.measure(output, clean, name))
     if isinstance(measured.batch, LogitDifference):
         measured.batch.check_count(done)
     if found is None or not found.runs or (given is not None and len(given) != done):
         got = "no outputs" if found is None or not found.runs else f"{done} examples, batch has {len(given)}"
         raise CircuitsError(f"compare: {got}; give the unedited output and others, of all examples")
-    return tabulate(found, resampling, {}, {"engine": "given", "n": done}, measured.untested)
+    return tabulate_runs(found, resampling, {}, {"engine": "given", "n": done}, measured.untested)
 
 
 def _is_chunk(part: Any) -> bool:

@@ -15,9 +15,9 @@ import pandas as pd
 from circuits.errors import CircuitsError
 from circuits.figures.layout import Figure
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
-from circuits.statistics import LEVEL, holm, least_p_notes, summarise
+from circuits.statistics import LEVEL, holm_adjusted, p_value_floor_notes, summarise
 from circuits.sweeps.metrics import Measurements, Row
-from circuits.tables import chosen_metrics, short_table
+from circuits.tables import metrics_asked_for, short_table
 from circuits.validate import is_whole, parse_choice, parse_seed, stringify_keys
 
 # fmt: off
@@ -101,7 +101,7 @@ class SweepResult:
             )
         order = np.argsort(pd.factorize(frame["checkpoint"], use_na_sentinel=False)[0], kind="stable")
         frame = frame.iloc[order].reset_index(drop=True)
-        frame["p_adjusted"] = holm(frame["p_value"].to_numpy(dtype=float))
+        frame["p_adjusted"] = holm_adjusted(frame["p_value"].to_numpy(dtype=float))
         settings = first | {"naive": {}}
         for one in results:
             settings["naive"] |= one.settings.get("naive", {})
@@ -124,7 +124,7 @@ class SweepResult:
         frame, baseline = (
             table[table["metric"] == metric].reset_index(drop=True) for table in (self.frame, self.baseline)
         )
-        frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
+        frame = frame.assign(p_adjusted=holm_adjusted(frame["p_value"].to_numpy(dtype=float)))
         return replace(self, frame=frame, baseline=baseline)
 
     def pivot(
@@ -160,7 +160,7 @@ class SweepResult:
         """
         from circuits.figures.results import sweep_figure
 
-        return sweep_figure(self.frame, chosen_metrics(self.frame, metric), self.settings.get("words"))
+        return sweep_figure(self.frame, metrics_asked_for(self.frame, metric), self.settings.get("words"))
 
     def to_json(self, path: str | PathLike[str]) -> None:
         """Writes a list of records, all digits of each number; NaN, infinite and missing numbers are null."""
@@ -170,9 +170,9 @@ class SweepResult:
 
 
 def p_value_notes(frame: pd.DataFrame, settings: dict[str, Any]) -> list[str]:
-    """Returns the lines below a table whose p-values cannot be small: see `least_p_notes`."""
+    """Returns the lines below a table whose p-values cannot be small: see `p_value_floor_notes`."""
     p_values = frame["p_value"].to_numpy(dtype=float)
-    return least_p_notes(p_values, int(frame["n"].max()), settings["flips"]) if len(frame) else []
+    return p_value_floor_notes(p_values, int(frame["n"].max()), settings["flips"]) if len(frame) else []
 
 
 def _rows_to_frame(rows: Sequence[Row], columns: tuple[str, ...]) -> pd.DataFrame:
@@ -191,7 +191,7 @@ def parse_resampling(seed: Any, draws: Any, flips: Any, caller: str) -> dict[str
     return {"seed": seed, "draws": int(draws), "flips": int(flips)}
 
 
-def tabulate(
+def tabulate_runs(
     measured: Measurements,
     resampling: dict[str, int],
     described: dict[str, Any],
@@ -225,14 +225,14 @@ def tabulate(
             rows.append({"engine": measured.engine, **run, **row, **common})
     order = {name: at for at, name in enumerate(dict.fromkeys([*described, *(r["variant"] for r in rows)]))}
     rows.sort(key=lambda row: (order[row["variant"]], -1 if row.get("draw") is None else row["draw"]))
-    for row, adjusted in zip(rows, holm(np.array([row["p_value"] for row in rows])), strict=True):
+    for row, adjusted in zip(rows, holm_adjusted(np.array([row["p_value"] for row in rows])), strict=True):
         row["p_adjusted"] = adjusted
     frame = _rows_to_frame(rows, COLUMNS)
     settings = resampling | settings | {"level": LEVEL}
     return SweepResult(frame, _rows_to_frame(unedited, BASELINE_COLUMNS), described, settings)
 
 
-def describe_places(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
+def place_columns(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
     """Returns the columns that say what a variant edits; a number only where it is exactly one."""
     # A path is listed by its receiver.
     places = [step.receiver if isinstance(step, EdgePatch) else step for step in plan]
@@ -265,7 +265,7 @@ def _pool_draws(one: Measurements, metric: str) -> tuple[list[Row], np.ndarray]:
     """Returns the runs and their sums and counts [2 run example], the unedited run first, and after them the mean draw
     of each variant that has draws.
     """
-    values, runs = one.of(metric), list(one.runs)
+    values, runs = one.sums_and_counts(metric), list(one.runs)
     by_variant: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
         if run.get("draw") is not None:

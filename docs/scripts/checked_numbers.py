@@ -33,12 +33,12 @@ from typing import Any, NamedTuple
 import results
 
 from interp_tasks import experiments
-from interp_tasks.checkpoints.refs import theoretical_plateau
+from interp_tasks.checkpoints.drop_marks import theoretical_plateau
 from interp_tasks.checkpoints.run_files import read_metrics, read_run
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.published import papers
 from interp_tasks.reproduction import reproduce
-from interp_tasks.reproduction.runs_and_records import read_records_of, records_file
+from interp_tasks.reproduction.runs_and_records import read_records_file, records_file
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -156,9 +156,9 @@ def numbers_of(source: str) -> set[float]:
     if source.startswith("zoo:"):
         return logged_at(*source.split("@")) if "@" in source else steps_of(source)
     paper, study, run = [*source.split("/", 2), "*", "*"][:3]
-    records = read_records_of(records_file(paper)).values()
+    records = read_records_file(records_file(paper)).values()
     named = {f"{one.on}/{one.control}".removesuffix("/"): one for one in records if one.study == study}
-    kept = [one.table() for name, one in named.items() if fnmatchcase(name, run)]
+    kept = [one.row_dicts() for name, one in named.items() if fnmatchcase(name, run)]
     if not kept:
         raise ValueError(f"no source: {source!r}")
     return leaves(kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from circuits.model.sites import KINDS
-from circuits.model.supported import FAMILIES, PROVED_VERSIONS
+from circuits.model.supported_models import FAMILIES, PROVED_VERSIONS
 
 
 def table() -> str:

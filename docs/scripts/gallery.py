@@ -15,7 +15,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from circuits import ablate, fourier, grid, heads, patch, patterns, plots, sweep
-from circuits.figures.layout import least_width, untitled
+from circuits.figures.layout import least_readable_width, untitled
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.pages import Figure, Page
 
@@ -206,7 +206,7 @@ def main(names: list[str]) -> None:
             figure = untitled(FIGURES[name].draw())
             written = Page("", [Figure(figure)]).write(Path(folder) / f"{name}.html")
             # Maps side by side may need more than the page's width, where a reader scrolls.
-            width = max(WIDTH, least_width(figure) + MARGIN)
+            width = max(WIDTH, least_readable_width(figure) + MARGIN)
             window = browser.new_page(
                 viewport={"width": width, "height": 700}, device_scale_factor=FIGURES[name].scale
             )

@@ -20,7 +20,7 @@ import torch
 import tasks
 from interp_tasks import load_checkpoint, save_checkpoint
 from interp_tasks.checkpoints import MARKS, find_marks, read_metrics, read_run, resolve
-from interp_tasks.checkpoints.refs import ZOO_FOLDER
+from interp_tasks.checkpoints.checkpoint_refs import ZOO_FOLDER
 from interp_tasks.checkpoints.run_files import (
     CLOCK_FILE,
     METRICS_FILE,
@@ -31,8 +31,8 @@ from interp_tasks.checkpoints.run_files import (
 )
 from interp_tasks.checkpoints.run_writer import declared_drop
 from interp_tasks.grid_spec import ShippedRun, read_grid_spec, recipe_file, runs_shipped_by_recipe
-from interp_tasks.grids.run import is_trained
-from interp_tasks.grids.work_units import TrainUnit, train_units
+from interp_tasks.grids.run_and_tabulate import is_trained
+from interp_tasks.grids.work_units import TrainUnit, list_train_units
 from tasks.base import pool_parts
 
 #: Test examples behind the stored metrics; finite tasks have fewer and use them all.
@@ -44,7 +44,7 @@ CLOCK_LINES = 200
 def shipped_runs(recipe: str | Path) -> dict[str, tuple[ShippedRun, TrainUnit]]:
     """Returns the runs that a recipe ships, by name in the zoo, each with its whole configuration and folder."""
     spec = read_grid_spec(recipe_file(recipe))
-    units = train_units(spec)
+    units = list_train_units(spec)
     return {
         run.name: (run, units[spec.train.index(run.block)][run.index])
         for run in runs_shipped_by_recipe(recipe)

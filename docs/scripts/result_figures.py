@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 
 from circuits.figures.layout import COLOURS, INK, TEMPLATE, series_style
 from interp_tasks import experiments
-from interp_tasks.checkpoints.refs import find_run
+from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
 from interp_tasks.checkpoints.run_files import read_metrics
 
 IMAGES, RESULTS = (Path(__file__).parents[1] / name for name in ("images", "results"))
@@ -44,7 +44,7 @@ LONGEST = 2_000
 
 def points(run: str, metric: str, every: int = 1) -> tuple[list[int], list[float]]:
     """Returns the steps and the values of a validation metric, one logged line in `every`."""
-    lines = read_metrics(find_run(run))[::every]
+    lines = read_metrics(find_run_folder(run))[::every]
     return [line["step"] for line in lines], [line["validation"][metric] for line in lines]
 
 

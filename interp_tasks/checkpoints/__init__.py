@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.checkpoints.checkpoint_refs import ResolvedCheckpoint, resolve, zoo_names
 from interp_tasks.checkpoints.drop_detection import Drop, detect_drop
-from interp_tasks.checkpoints.refs import MARKS, ResolvedCheckpoint, find_marks, resolve, zoo_names
+from interp_tasks.checkpoints.drop_marks import MARKS, find_marks
 from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_steps
 
 if TYPE_CHECKING:

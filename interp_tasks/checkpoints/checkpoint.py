@@ -19,8 +19,8 @@ from torch import Tensor
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from circuits import __version__
-from circuits.model.edit_state import get_edit_state
-from interp_tasks.checkpoints.refs import ResolvedCheckpoint, resolve, resolve_one
+from circuits.model.open_blocks import get_edit_state
+from interp_tasks.checkpoints.checkpoint_refs import ResolvedCheckpoint, resolve, resolve_single_ref
 from interp_tasks.checkpoints.run_files import (
     FORMAT,
     META_FILE,
@@ -33,11 +33,11 @@ from interp_tasks.checkpoints.run_files import (
     with_own_sha256,
 )
 from interp_tasks.devices import check_device
-from interp_tasks.disk import check_path_is_free, create_folder_atomically, read_file, write_synced
 from interp_tasks.errors import UserError
+from interp_tasks.file_io import check_path_is_free, create_folder_atomically, read_file, write_synced
 from tasks.base import Task
 from tasks.errors import TaskError
-from tasks.model_construction import PostNormConfig, construct, global_randomness_untouched
+from tasks.model_and_post_norm import PostNormConfig, build_from_config, global_randomness_untouched
 
 #: Dtypes of parameters that are stored, by name.
 DTYPES = {
@@ -82,7 +82,7 @@ def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
     try:
         with global_randomness_untouched():  # a config with a seed reseeds everything
             config = kind(**{**stored, **overrides, "dtype": DTYPES[stored["dtype"]]})
-        model = construct(config)
+        model = build_from_config(config)
     # transformer-lens reports a config it cannot build with whatever its code runs into first.
     except Exception as error:
         raise UserError(
@@ -93,7 +93,7 @@ def model_from_json(stored: Mapping[str, Any], file: Path) -> HookedTransformer:
     return model
 
 
-def check_rebuilds(model: HookedTransformer, config: Mapping[str, Any]) -> None:
+def check_config_rebuilds_model(model: HookedTransformer, config: Mapping[str, Any]) -> None:
     """Refuses a model that its config does not rebuild: only parameters are stored, the rest comes from there."""
     shapes = _rebuilt_shapes(json.dumps(config, sort_keys=True))
     own = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
@@ -145,7 +145,7 @@ def save_checkpoint(
     check_storable(model, task, step)
     assert isinstance(model, HookedTransformer)
     config = config_to_json(model.cfg, parameter_dtype(model))
-    check_rebuilds(model, config)
+    check_config_rebuilds_model(model, config)
     weights = serialise_weights(model, weights_dtype)
     meta = {
         "format": FORMAT,
@@ -157,7 +157,7 @@ def save_checkpoint(
         "weights": {**size_and_sha256(weights), "dtype": weights_dtype or config["dtype"]},
         "training_state": None,
         "metrics": None if metrics is None else to_plain_json(metrics, "metrics"),
-        "versions": versions(),
+        "versions": versions_to_store(),
         "saved_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     files = {WEIGHTS_FILE: weights}
@@ -226,7 +226,7 @@ def parameter_dtype(model: HookedTransformer) -> torch.dtype:
     return dtypes.pop()
 
 
-def versions() -> dict[str, str]:
+def versions_to_store() -> dict[str, str]:
     """Returns the versions of what made a checkpoint: of the code that runs, and of packages as they are installed."""
     packages = {name: version(name) for name in ("torch", "transformer-lens")}
     return {"interp-tasks": __version__, **packages, "python": platform.python_version()}
@@ -274,21 +274,21 @@ def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Chec
     Raises:
         UserError: in one line, for a REF that names none or several, or whatever is wrong with its files.
     """
-    return _loaded(resolve_one(ref), device)
+    return _load_resolved(resolve_single_ref(ref), device)
 
 
 def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Iterator[Checkpoint]:
     """Returns the checkpoints that a REF names, each loaded when it is reached; the REF itself is checked at once."""
     resolved = resolve(ref)
-    return (_loaded(each, device) for each in resolved)
+    return (_load_resolved(each, device) for each in resolved)
 
 
-def _loaded(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoint:
+def _load_resolved(resolved: ResolvedCheckpoint, device: str | torch.device) -> Checkpoint:
     model, run = load_model(resolved, device), resolved.run_name
     return Checkpoint(model, resolved.task, resolved.step, resolved.meta, resolved.ref, resolved.path, run)
 
 
-def read_tensors(file: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
+def read_checked_tensors(file: Path, meta: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the tensors of a file of a checkpoint, which is as it was written: its ``meta.json`` has the digest."""
     is_state = file.name == TRAINING_STATE_FILE
     expected = meta["training_state" if is_state else "weights"]
@@ -329,7 +329,7 @@ def load_model(resolved: ResolvedCheckpoint, device: str | torch.device) -> Hook
         raise UserError(
             f"{folder} is misplaced: its meta.json says step {meta['step']}, its name {resolved.step}"
         )
-    tensors = read_tensors(folder / WEIGHTS_FILE, meta)
+    tensors = read_checked_tensors(folder / WEIGHTS_FILE, meta)
     model = model_from_json(meta["model"], folder / META_FILE)
     fill_parameters(model, tensors, folder / WEIGHTS_FILE)
     give_tokenizer(model, resolved.run_path)

@@ -88,7 +88,7 @@ def final_level(curve: Sequence[float] | Array) -> float:
 
 
 def detect_drop(
-    steps: Steps, values: Values, direction: Literal["down", "up"], theory: float | None = None
+    steps: Steps, values: Values, direction: Literal["down", "up"], theoretical_plateau: float | None = None
 ) -> Drop | None:
     """Returns the drop in a logged metric; ``None`` if there is none, :func:`detect_drop_or_reason` says why.
 
@@ -96,17 +96,17 @@ def detect_drop(
         steps: ascending, any spacing.
         values: one per step (JSON may have made a float an int); ``None``, NaN and infinities are skipped.
         direction: ``"down"`` for a loss, ``"up"`` for an accuracy.
-        theory: the plateau that theory gives, in the metric's units; ``None``: it gives none.
+        theoretical_plateau: what theory gives, in the metric's units; ``None``: it gives none.
 
     Raises:
         ValueError: if the two differ in length, or steps do not ascend.
     """
-    found = detect_drop_or_reason(steps, values, direction, theory)
+    found = detect_drop_or_reason(steps, values, direction, theoretical_plateau)
     return found if isinstance(found, Drop) else None
 
 
 def detect_drop_or_reason(
-    steps: Steps, values: Values, direction: Literal["down", "up"], theory: float | None = None
+    steps: Steps, values: Values, direction: Literal["down", "up"], theoretical_plateau: float | None = None
 ) -> Drop | str:
     """Returns the drop, or which condition a metric without one fails, in words; see :func:`detect_drop`."""
     import numpy as np
@@ -136,14 +136,14 @@ def detect_drop_or_reason(
         least = f"{LEAST_CHANGE:.0%} of the plateau" if direction == "down" else f"{LEAST_CHANGE:g}"
         return f"it goes {levels}, by less than {least}; train longer (a larger train.steps)"
     # As a fall, from the plateau by theory to a perfect score.
-    perfect, begin = (0.0, theory) if direction == "down" else (-1.0, theory and -theory)
+    perfect, begin = 0.0 if sign > 0 else -1.0, theoretical_plateau and sign * theoretical_plateau
     if begin is not None and (
         abs(plateau - begin) > LEAST_CHANGE * (begin - perfect)
         or final - perfect > (1 - LEAST_WAY) * (begin - perfect)
     ):
         return (
-            f"it goes {levels}; a drop goes from the plateau by theory, {theory:.4g}, to less than half of it; "
-            "train longer (a larger train.steps)"
+            f"it goes {levels}; a drop goes from the plateau by theory, {theoretical_plateau:.4g}, to less than "
+            "half of it; train longer (a larger train.steps)"
         )
     flat = _plateau_indices(at, crossing)
     if len(flat) < 3:

@@ -31,15 +31,15 @@ from interp_tasks.checkpoints.run_files import (
     METRICS_FILE,
     check_run_name,
     checkpoint_folder,
-    is_checkpoint,
-    is_run,
-    is_step,
+    is_checkpoint_folder,
+    is_run_folder,
+    is_step_number,
     read_json,
     read_metrics,
 )
 from interp_tasks.checkpoints.run_writer import RunFolder, declared_drop
-from interp_tasks.disk import read_file
 from interp_tasks.errors import UserError
+from interp_tasks.file_io import read_file
 from tasks.base import Task
 
 #: Log-probabilities of an import and of the model itself may differ by so much.
@@ -200,7 +200,7 @@ def import_checkpoint(
     """
     folder = Path(source)
     check_run_name(Path(out))
-    if is_run(folder) or is_checkpoint(folder if folder.is_dir() else folder.parent):
+    if is_run_folder(folder) or is_checkpoint_folder(folder if folder.is_dir() else folder.parent):
         raise UserError(
             f"{source} is of a run or checkpoint, which needs no import: --ckpt takes it as it is"
         )
@@ -240,8 +240,8 @@ def read_architecture_and_models(
             raise UserError(f"{folder} says itself what its model is: leave config out")
         described, model = read_hugging_face_config_and_model(folder)
         return described, {step or 0: model}, {step or 0: ((), ())}
-    files = weight_files(folder, step)
-    states = {number: read_state(file) for number, file in sorted(files.items())}
+    files = weight_files_by_step(folder, step)
+    states = {number: read_state_dict(file) for number, file in sorted(files.items())}
     described = infer_model_config(states[max(files)], task, config, files[max(files)])
     models = {number: model_from_json(described, files[number]) for number in states}
     copied = {
@@ -250,7 +250,7 @@ def read_architecture_and_models(
     return described, models, copied
 
 
-def weight_files(source: Path, step: int | None) -> dict[int, Path]:
+def weight_files_by_step(source: Path, step: int | None) -> dict[int, Path]:
     """Returns the files by their steps."""
     if source.is_file():
         if source.suffix not in SUFFIXES:
@@ -280,7 +280,7 @@ def step_in_name(file: Path) -> int | None:
     return int(numbers[-1]) if numbers else None
 
 
-def read_state(file: Path) -> dict[str, Tensor]:
+def read_state_dict(file: Path) -> dict[str, Tensor]:
     """Returns the parameters in a file by their names in a ``HookedTransformer``, without buffers."""
     content = read_file(file, "a model's weights")
     try:
@@ -439,7 +439,7 @@ def read_foreign_log(file: Path) -> list[dict[str, Any]]:
                 f'{file}, row {number}: no numbers by name, as in {{"step": 0, "train_loss": 2.3}}'
             )
         step = row.pop("step", row.pop("epoch", None))
-        if not is_step(step) or (lines and step <= lines[-1]["step"]):
+        if not is_step_number(step) or (lines and step <= lines[-1]["step"]):
             raise UserError(f"{file}, row {number}: no later whole number in a column named step or epoch")
         line = {"step": step, "train": {}, "validation": {}}
         for name, value in row.items():

@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.disk import read_file
 from interp_tasks.errors import UserError
+from interp_tasks.file_io import read_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,18 +57,18 @@ def checkpoint_folder(run: Path, step: int) -> Path:
     return run / CHECKPOINTS_FOLDER / f"{step:08d}"
 
 
-def is_checkpoint(path: Path) -> bool:
+def is_checkpoint_folder(path: Path) -> bool:
     return (path / META_FILE).is_file()
 
 
-def is_run(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
     """Tells whether a folder is a trainer's run, or its ``checkpoints/`` holds numbered checkpoints."""
     return (path / RUN_FILE).is_file() or bool(stored_steps(path))
 
 
 def check_no_run(folder: Path) -> None:
     """Refuses the folder of a run where runs are to lie: there would be runs in a run."""
-    if is_run(folder):
+    if is_run_folder(folder):
         raise UserError(f"{folder} is the folder of a run: choose another --out")
 
 
@@ -95,7 +95,7 @@ def stored_steps(run: str | Path) -> list[int]:
     folder = Path(run) / CHECKPOINTS_FOLDER
     if not folder.is_dir():
         return []
-    names = [entry.name for entry in folder.iterdir() if is_checkpoint(entry)]
+    names = [entry.name for entry in folder.iterdir() if is_checkpoint_folder(entry)]
     return sorted(
         int(name) for name in names if name.isdecimal() and name.isascii() and name == f"{int(name):08d}"
     )
@@ -104,16 +104,16 @@ def stored_steps(run: str | Path) -> list[int]:
 def parse_json(content: bytes) -> Any:
     """Parses JSON; a ``ValueError`` for anything else, NaN and nesting without end included."""
 
-    def refuse(name: str) -> None:
+    def refuse_constant(name: str) -> None:
         raise ValueError(f"{name} is no number")
 
     try:
-        return json.loads(content.decode(), parse_constant=refuse)
+        return json.loads(content.decode(), parse_constant=refuse_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def is_step(value: Any) -> bool:
+def is_step_number(value: Any) -> bool:
     """Returns whether it can be a number of updates."""
     return type(value) is int and 0 <= value < 2**53
 
@@ -199,12 +199,12 @@ def parse_metrics_line(line: bytes, file: Path, number: int) -> dict[str, Any]:
         content = parse_json(line)
     except ValueError:
         raise UserError(f"{file} is mangled: line {number} is not valid JSON") from None
-    if not isinstance(content, dict) or not is_step(content.get("step")):
+    if not isinstance(content, dict) or not is_step_number(content.get("step")):
         raise UserError(f"{file} is mangled: line {number} is not an object with an integer step")
     return content
 
 
-def read_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]], int | None]:
+def read_metric_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]], int | None]:
     """Reads the metrics of a log, one column each, and the last step; a last line that is unfinished is left out."""
     import numpy as np
     import pyarrow as arrow
@@ -294,7 +294,7 @@ def with_own_sha256(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {**meta, "sha256": hashlib.sha256(json.dumps(unsigned, sort_keys=True).encode()).hexdigest()}
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
+def read_checkpoint_meta(folder: Path) -> dict[str, Any]:
     """Returns a checkpoint's ``meta.json``, which is as it was written: its digest says so."""
     file = folder / META_FILE
     if not file.is_file():
@@ -315,7 +315,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def is_complete_checkpoint(folder: Path) -> bool:
     """Tells whether a checkpoint's description is valid and its weights have the size stated there."""
     try:
-        return (folder / WEIGHTS_FILE).stat().st_size == read_meta(folder)["weights"]["bytes"]
+        return (folder / WEIGHTS_FILE).stat().st_size == read_checkpoint_meta(folder)["weights"]["bytes"]
     except (UserError, OSError):
         return False
 
@@ -324,7 +324,7 @@ def stored_resume_points(run: Path) -> list[tuple[int, Path]]:
     """Returns the steps and folders of a run's checkpoints, and of a stop between two of them, by step."""
     points = [(step, checkpoint_folder(run, step)) for step in stored_steps(run)]
     with contextlib.suppress(UserError):
-        points.append((read_meta(run / STOPPED_FOLDER)["step"], run / STOPPED_FOLDER))
+        points.append((read_checkpoint_meta(run / STOPPED_FOLDER)["step"], run / STOPPED_FOLDER))
     return sorted(points)
 
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from interp_tasks.checkpoints.checkpoint import fill_parameters, read_tensors, save_checkpoint
+from interp_tasks.checkpoints.checkpoint import fill_parameters, read_checked_tensors, save_checkpoint
 from interp_tasks.checkpoints.run_files import (
     CHECKPOINTS_FOLDER,
     CLOCK_FILE,
@@ -34,23 +34,23 @@ from interp_tasks.checkpoints.run_files import (
     checkpoint_folder,
     json_bytes,
     parse_metrics_line,
-    read_meta,
+    read_checkpoint_meta,
     read_run,
     stored_resume_points,
     stored_steps,
     to_plain_json,
 )
-from interp_tasks.disk import (
+from interp_tasks.errors import UserError
+from interp_tasks.file_io import (
     LOCK_FILE,
     acquire_folder_lock,
     atomic_write,
     explain_write_errors,
-    is_temporary,
+    is_temporary_name,
     read_file,
     remove_folder,
     sync_folder,
 )
-from interp_tasks.errors import UserError
 from tasks.base import Task
 
 _MISSING = "(not set)"
@@ -107,16 +107,18 @@ def make_run_json(
         key: pair for key, pair in changed.items() if key not in other and not _is_longer_training(key, *pair)
     }
     if refused:
-        raise UserError(f"{run} was made by another config ({differences(refused)}): choose another --out")
+        raise UserError(
+            f"{run} was made by another config ({format_differences(refused)}): choose another --out"
+        )
     if schedule and other:
         before, after = schedule.rates(old["train"]), schedule.rates(config["train"])
         taken = max((step for step, _ in stored_resume_points(run)), default=0)
         for update in range(taken):
             if before(update) != after(update):
                 raise UserError(
-                    f"{run} was made by another schedule ({differences(other)}): of the {taken:,} steps taken, step "
-                    f"{update + 1:,} had a learning rate of {before(update):.6g} and would have {after(update):.6g}; "
-                    "choose another --out"
+                    f"{run} was made by another schedule ({format_differences(other)}): of the {taken:,} steps taken, "
+                    f"step {update + 1:,} had a learning rate of {before(update):.6g} and would have "
+                    f"{after(update):.6g}; choose another --out"
                 )
     opening: dict[str, Any] = {key: value for key, value in info.items() if existing.get(key) != value}
     if changed:
@@ -132,7 +134,7 @@ def declared_drop(task: Task) -> dict[str, Any]:
     return {"name": metric.name, "direction": metric.direction, "plateau": plateau}
 
 
-def differences(pairs: Mapping[str, tuple[Any, Any]]) -> str:
+def format_differences(pairs: Mapping[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{key}: {old!r} there, {new!r} asked for" for key, (old, new) in pairs.items())
 
 
@@ -210,7 +212,7 @@ class RunFolder:
         with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             # A writer killed before its first run.json leaves a lock and perhaps a temporary file.
-            entries = sorted(each.name for each in folder.iterdir() if not is_temporary(each))
+            entries = sorted(each.name for each in folder.iterdir() if not is_temporary_name(each))
             foreign = [name for name in entries if name != LOCK_FILE]
             if foreign and RUN_FILE not in entries:
                 raise UserError(
@@ -221,7 +223,7 @@ class RunFolder:
             with explain_write_errors(folder):
                 # What a killed writer left half-written.
                 for entry in (*folder.iterdir(), *(folder / CHECKPOINTS_FOLDER).glob(".*")):
-                    if is_temporary(entry):
+                    if is_temporary_name(entry):
                         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
                 described = make_run_json(folder, config, info, defaults, schedule)
                 atomic_write(folder / RUN_FILE, json_bytes(described))
@@ -252,7 +254,7 @@ class RunFolder:
         last = -1 if point is None else point.step
         with explain_write_errors(self.path):
             for log in (self._metrics, self._clock):
-                log.cut(last)
+                log.truncate_after(last)
             for step in reversed(steps):
                 if step > last:
                     remove_folder(checkpoint_folder(self.path, step))
@@ -335,10 +337,10 @@ def newest_resume_point_and_fault(run: Path) -> tuple[ResumePoint | None, str]:
     fault = ""
     for step, folder in reversed(stored_resume_points(run)):
         try:
-            meta = read_meta(folder)
+            meta = read_checkpoint_meta(folder)
             state = folder / TRAINING_STATE_FILE
             if meta["training_state"] is not None and state.is_file() and meta["step"] == step:
-                tensors = [read_tensors(file, meta) for file in (state, folder / WEIGHTS_FILE)]
+                tensors = [read_checked_tensors(file, meta) for file in (state, folder / WEIGHTS_FILE)]
                 return ResumePoint(step, folder, *tensors), ""
         except UserError as error:
             fault = fault or str(error)
@@ -358,21 +360,21 @@ class JsonLinesLog:
             raise ValueError(f"a metrics line needs an integer step, got {line.get('step')!r}")
         content = json.dumps(to_plain_json(line, "line"), ensure_ascii=False, allow_nan=False)
         with explain_write_errors(self.path):
-            file = self._opened()
+            file = self._open_file()
             file.write(content.encode() + b"\n")
             file.flush()
 
     def sync(self) -> None:
         """Waits until the disk has every line."""
         with explain_write_errors(self.path):
-            os.fsync(self._opened().fileno())
+            os.fsync(self._open_file().fileno())
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def cut(self, last: int) -> None:
+    def truncate_after(self, last: int) -> None:
         """Keeps only the lines of steps up to ``last``.
 
         What was written after the checkpoint of that step may be torn; what was before it may not.
@@ -395,7 +397,7 @@ class JsonLinesLog:
         if b"".join(kept) != raw:
             atomic_write(self.path, b"".join(kept))
 
-    def _opened(self) -> IO[bytes]:
+    def _open_file(self) -> IO[bytes]:
         if self._file is None:
             self._file = self.path.open("ab")
         return self._file

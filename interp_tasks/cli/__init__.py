@@ -18,11 +18,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # Before modules are imported that other systems lack.
         check_system()
-        from interp_tasks.cli.app import run
-        from interp_tasks.cli.terminal import exit_code_of, repair_streams
+        from interp_tasks.cli.app import run_command
+        from interp_tasks.cli.terminal import repair_streams, run_for_exit_code
 
         repair_streams()
-        return exit_code_of(lambda: run(arguments), debug="--debug" in arguments)
+        return run_for_exit_code(lambda: run_command(arguments), debug="--debug" in arguments)
     except UserError as error:
         sys.stderr.write(f"interp-run: {error}\n")
         return 2

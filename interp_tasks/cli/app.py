@@ -12,7 +12,7 @@ from textwrap import wrap
 import typer
 from typer.core import TyperCommand
 
-from interp_tasks.cli.command_building import CONTEXT, check_for_ignored_arguments, command_of
+from interp_tasks.cli.command_building import CONTEXT, check_for_ignored_arguments, command_of_function
 from interp_tasks.cli.commands import COMMANDS, FUNCTIONS
 from interp_tasks.cli.terminal import write_data
 from interp_tasks.errors import UserError
@@ -58,7 +58,7 @@ OPTIONS = {
 }
 
 
-def run(arguments: Sequence[str]) -> None:
+def run_command(arguments: Sequence[str]) -> None:
     """Runs the command that the arguments name, or prints what they ask of ``interp-run`` itself or of a group."""
     group = arguments[0] if arguments and arguments[0] in GROUPS else ""
     words, path = list(arguments[bool(group) :]), f"interp-run {group}".strip()
@@ -69,15 +69,15 @@ def run(arguments: Sequence[str]) -> None:
         words.insert(0, default)
     name, *rest = words or ["--help"]
     if name in ("-h", "--help"):
-        write_data(help_of(group))
+        write_data(group_help(group))
     elif name == "--version" and not group:
-        from interp_tasks.pages import versions
+        from interp_tasks.pages import package_versions
 
-        write_data(f"interp-run {versions()['interp-tasks']}\n")
+        write_data(f"interp-run {package_versions()['interp-tasks']}\n")
     elif name == "--schema" and not group:
         write_data(files("interp_tasks.cli").joinpath("output.schema.json").read_text("utf-8"))
     elif name in lines:
-        command = load(name, lines[name])
+        command = load_command(name, lines[name])
         context = typer.Context(command, info_name=f"{path} {name}", **CONTEXT)
         with context:
             check_for_ignored_arguments(context, rest)
@@ -93,7 +93,7 @@ def run(arguments: Sequence[str]) -> None:
         raise UserError(f"no such command {name!r}: {close}{path} --help lists all {len(lines)} commands")
 
 
-def help_of(group: str) -> str:
+def group_help(group: str) -> str:
     """Returns the help of a group, or of ``interp-run`` itself, by panels; no command is loaded for it."""
     width = max(min(shutil.get_terminal_size().columns, 80) - 2, 50)
     about, options = (GROUPS[group][1], HELP_OPTION) if group else (HELP, OPTIONS)
@@ -109,7 +109,7 @@ def help_of(group: str) -> str:
 
 
 @cache
-def load(name: str, line: str) -> TyperCommand:
+def load_command(name: str, line: str) -> TyperCommand:
     """Returns the command of an experiment, or of a function in ``interp_tasks/cli/commands``, with its help's line."""
     if name not in FUNCTIONS:
         from interp_tasks.cli.options import experiment_command
@@ -117,7 +117,9 @@ def load(name: str, line: str) -> TyperCommand:
 
         return experiment_command(line, experiment_named(name))
     module, _, function = FUNCTIONS[name].partition(":")
-    return command_of(name, line, getattr(import_module(f"interp_tasks.cli.commands.{module}"), function))
+    return command_of_function(
+        name, line, getattr(import_module(f"interp_tasks.cli.commands.{module}"), function)
+    )
 
 
 def iterate_commands() -> Iterator[tuple[tuple[str, ...], TyperCommand]]:
@@ -126,4 +128,4 @@ def iterate_commands() -> Iterator[tuple[tuple[str, ...], TyperCommand]]:
         for names in panels.values():
             for name, line in names.items():
                 if group or name not in GROUPS:
-                    yield tuple(filter(None, (group, name))), load(name, line)
+                    yield tuple(filter(None, (group, name))), load_command(name, line)

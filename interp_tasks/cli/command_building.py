@@ -50,7 +50,7 @@ class CommonOptions:
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and warnings.")] = False
 
 
-def command_of(name: str, line: str, function: Callable[..., None]) -> TyperCommand:
+def command_of_function(name: str, line: str, function: Callable[..., None]) -> TyperCommand:
     """Makes the command of a function; see :func:`make_command`."""
     parameters = list(inspect.signature(function, eval_str=True, locals=TYPES_ALONE).parameters.values())
     groups: dict[str, Any] = {
@@ -58,7 +58,7 @@ def command_of(name: str, line: str, function: Callable[..., None]) -> TyperComm
     }
     options = [each for each in parameters if each.name not in groups and each.kind is not each.VAR_KEYWORD]
     for kind in groups.values():
-        options += options_of(kind)
+        options += options_of_dataclass(kind)
     options += options_of_parameters(each for each in parameters if each.kind is each.VAR_KEYWORD)
 
     def call(**given: Any) -> None:
@@ -101,7 +101,7 @@ def make_command(
     return made
 
 
-def options_of(kind: type) -> list[inspect.Parameter]:
+def options_of_dataclass(kind: type) -> list[inspect.Parameter]:
     """Returns the fields of a dataclass as parameters, those that it inherits after its own."""
     hints = get_type_hints(kind, include_extras=True)
     bases = [[*inspect.get_annotations(base)] for base in kind.__mro__]
@@ -119,7 +119,7 @@ def options_of(kind: type) -> list[inspect.Parameter]:
     return sorted(options, key=lambda each: next(rank for rank, own in enumerate(bases) if each.name in own))
 
 
-def option(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+def make_option(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -135,7 +135,7 @@ def options_of_parameters(parameters: Iterable[inspect.Parameter]) -> list[inspe
         if parameter.kind is parameter.VAR_KEYWORD:
             hints = get_type_hints(get_args(parameter.annotation)[0], include_extras=True)
             options += options_of_parameters(
-                option(name, hint, DEFAULTS.get(name)) for name, hint in hints.items()
+                make_option(name, hint, DEFAULTS.get(name)) for name, hint in hints.items()
             )
         if parameter.name in EXAMINED or get_origin(parameter.annotation) is not Annotated:
             continue
@@ -148,5 +148,5 @@ def options_of_parameters(parameters: Iterable[inspect.Parameter]) -> list[inspe
             default = [default] if isinstance(default, str) else list(default or ())
         elif type_ is str and isinstance(default, (tuple, list)):
             default = ",".join(map(str, default))
-        options.append(option(parameter.name, Annotated[type_, shown], default))
+        options.append(make_option(parameter.name, Annotated[type_, shown], default))
     return options

@@ -15,15 +15,16 @@ from interp_tasks.cli.command_building import (
     TYPES_ALONE,
     CommonOptions,
     make_command,
-    option,
-    options_of,
+    make_option,
+    options_of_dataclass,
     options_of_parameters,
 )
-from interp_tasks.cli.tables import FORMATS, print_as, write_and_show
+from interp_tasks.cli.tables import FORMATS, print_in_format, write_and_show
 from interp_tasks.cli.terminal import progress_line
-from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.loaded_checkpoints import Examples, Options, resolve_refs
+from interp_tasks.file_io import check_writable_file
+from interp_tasks.measurement.experiment_options import Examples, Options
+from interp_tasks.measurement.loaded_checkpoints import resolve_refs
 from interp_tasks.measurement.option_parsing import DEVICE, PROMPT_METRICS, check_choice, unknown_name_error
 from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, find_view, result_file_path
 from interp_tasks.setting_parsing import import_file, parse_settings
@@ -133,11 +134,11 @@ def print_and_write_result(
             return result.write(out, page=plot)
         return [result.page().write(result_file_path("", result.experiment, PAGE))] if plot else []
 
-    write_and_show(write, lambda: print_as(result, format, metric, top), quiet)
+    write_and_show(write, lambda: print_in_format(result, format, metric, top), quiet)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeOptions(ImportOptions):
+class TaskAndPresetOptions(ImportOptions):
     """What is trained: a task's model, by a preset and what overrides it."""
 
     task: Annotated[str, typer.Argument(metavar="TASK", help="A task; interp-run tasks lists them.")]
@@ -167,12 +168,12 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     of_metrics = not of_runs and find_view(experiment.name, "view_columns") is None
     own = [each for each in own if each.name not in experiment.without]
     if of_runs:
-        examined = option("ckpt", RUNS)
+        examined = make_option("ckpt", RUNS)
     elif signature["refs"].default is inspect.Parameter.empty:
-        examined = option("ckpt", REFS)
+        examined = make_option("ckpt", REFS)
     else:
-        examined = option("ckpt", REFS_OR_TASK, [])
-    of_rows = [option("metric", METRIC, None), option("top", TOP, None)] if of_metrics else []
+        examined = make_option("ckpt", REFS_OR_TASK, [])
+    of_rows = [make_option("metric", METRIC, None), make_option("top", TOP, None)] if of_metrics else []
 
     def call(
         *,
@@ -198,14 +199,14 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
             missing = experiment.without
             found = resolve_refs(ckpt, examples, missing) if ckpt or examples.task is None else []
             if metric not in (None, "all") and examples.tokens is None and experiment.judged_by_task:
-                check_metric(metric, found, examples)
+                check_metric_is_measured(metric, found, examples)
         with progress_line(quiet) as progress:
             if of_examples:
                 given["progress"] = progress
             result = EXPERIMENTS[experiment.name].function(found, **given)
         print_and_write_result(result, format, metric, out, plot, quiet, top)
 
-    parameters = [examined, *own, *of_rows, *options_of(ResultOptions)]
+    parameters = [examined, *own, *of_rows, *options_of_dataclass(ResultOptions)]
     made = make_command(experiment.name, line, experiment.function, parameters, call)
     if experiment.samples is not None:
         (samples,) = (each for each in made.params if each.name == "samples")
@@ -213,7 +214,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     return made
 
 
-def check_metric(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Examples) -> None:
+def check_metric_is_measured(metric: str, refs: Sequence[ResolvedCheckpoint], examples: Examples) -> None:
     """Refuses a metric that no task measures, before anything is measured."""
     from interp_tasks.measurement.result import strip_metric_suffixes
 

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.cells import cell_len
 
-from interp_tasks.cli.terminal import note, write_data
-from interp_tasks.measurement.result import EXPERIMENTS, find_view, shown_table
+from interp_tasks.cli.terminal import print_note, write_data
+from interp_tasks.measurement.result import EXPERIMENTS, find_view, readable_table
 from interp_tasks.pages import number
-from interp_tasks.text_formatting import LAYOUT, printable
+from interp_tasks.text_formatting import LAYOUT, escape_control_characters
 
 if TYPE_CHECKING:
     import pandas
     from rich.console import Console
 
     from interp_tasks.experiments import Result
-    from interp_tasks.measurement.loaded_checkpoints import Progress
+    from interp_tasks.measurement.experiment_options import Progress
     from interp_tasks.pages import Column
 
 WIDEST = 120
@@ -60,7 +60,7 @@ class TextColumn:
     longest_word: int
 
 
-def console(at_least: int = 0) -> Console:
+def stdout_console(at_least: int = 0) -> Console:
     """Returns stdout, with colour only on terminals and a fixed width where there is none."""
     from rich.console import Console
 
@@ -71,12 +71,12 @@ def console(at_least: int = 0) -> Console:
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
-def say(text: str = "", style: str = "") -> None:
+def print_wrapped(text: str = "", style: str = "") -> None:
     """Prints a text for people, wrapped; nothing in it is obeyed by a terminal."""
-    console().print(printable(text, keep=LAYOUT), style=style)
+    stdout_console().print(escape_control_characters(text, keep=LAYOUT), style=style)
 
 
-def print_result(
+def print_result_blocks(
     frame: pandas.DataFrame,
     columns: Sequence[Column],
     notes: Sequence[str],
@@ -92,7 +92,7 @@ def print_result(
     blocks: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         blocks.setdefault(str(row["ref"]), []).append(index)
-    titles = {ref: block_title([rows[index] for index in block]) for ref, block in blocks.items()}
+    titles = {ref: block_title_parts([rows[index] for index in block]) for ref, block in blocks.items()}
     heads = [[[*parts, *done]] for parts in titles.values()]
     cells = [
         text_column(
@@ -116,14 +116,14 @@ def print_result(
         cells.insert(0, text_column("ckpt", "checkpoint", [short[str(row["ref"])] for row in rows]))
     without = print_blocks(cells, list(blocks.values()), heads)
     left_out = f"No room for intervals of {', '.join(without)}: a wider terminal, or --format csv."
-    say()
+    print_wrapped()
     for line in [*notes, *([left_out] if without else [])]:
-        say(line, "dim")
+        print_wrapped(line, "dim")
 
 
 def text_column(header: str, key: str, texts: Sequence[str], *, right: bool = False) -> TextColumn:
     """Returns a column of texts; its header loses its "[95% CI]" where no row has an interval."""
-    cells, header = tuple(map(printable, texts)), printable(header, keep="\n")
+    cells, header = tuple(map(escape_control_characters, texts)), escape_control_characters(header, keep="\n")
     if not any("[" in text for text in cells):
         header = header.partition(" [")[0]
     words = [word for text in (header, *cells) for word in text.split()]
@@ -143,17 +143,17 @@ def print_blocks(
     from rich.table import Table
 
     kept, shared = split_shared_columns(columns, blocks)
-    out = console()
+    out = stdout_console()
     kept, without = drop_intervals(kept, out.width)
-    parts = lay_out(kept, out.width)
-    wide = console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
+    parts = fit_columns_to_width(kept, out.width)
+    wide = stdout_console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
     for at, (block, (*first, last)) in enumerate(zip(blocks, heads, strict=True)):
         known = {*last, *(part.partition(" ")[2] for part in last)}
         more = [part for part in shared[at] if known.isdisjoint((part, part.partition(" ")[2] or part))]
         if at:
             out.print()
         for above in filter(None, [*first, [*last, *more]]):
-            out.print(heading(above, out.width), style="bold")
+            out.print(wrap_heading(above, out.width), style="bold")
         for place, part in enumerate(parts):
             # Below, a row that would say nothing is left out.
             rows = [
@@ -221,7 +221,7 @@ def split_shared_columns(
     return (kept, shared) if kept else (list(columns), [[] for _ in blocks])
 
 
-def lay_out(columns: Sequence[TextColumn], room: int) -> list[list[tuple[TextColumn, int]]]:
+def fit_columns_to_width(columns: Sequence[TextColumn], room: int) -> list[list[tuple[TextColumn, int]]]:
     """Returns as many columns at a time as there is room for, with their widths, which are those of every block.
 
     Columns below the first part begin with the first column. A column is at least as wide as its longest word and, as
@@ -253,10 +253,10 @@ def lay_out(columns: Sequence[TextColumn], room: int) -> list[list[tuple[TextCol
     return laid_out
 
 
-def heading(parts: Sequence[str], width: int) -> str:
+def wrap_heading(parts: Sequence[str], width: int) -> str:
     """Returns parts divided by dots, in as many lines as needed; only a part longer than a line is broken."""
     lines: list[str] = []
-    for part in map(printable, parts):
+    for part in map(escape_control_characters, parts):
         if lines and len(longer := f"{lines[-1]} · {part}") <= width:
             lines[-1] = longer
         else:
@@ -264,7 +264,7 @@ def heading(parts: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
-def block_title(rows: Sequence[Any]) -> list[str]:
+def block_title_parts(rows: Sequence[Any]) -> list[str]:
     """Returns the parts of a heading: ``runs/x@4000``, ``step 4000``, ``256 test examples, seed 0``.
 
     Of rows that differ the first; of its split as many examples as any row has (an embedding has fewer than a grid).
@@ -306,7 +306,7 @@ def print_rows(
             text_column(
                 name,
                 name,
-                [as_cell(row[name]) for row in rows],
+                [cell_text(row[name]) for row in rows],
                 right=all(isinstance(row[name], (int, float)) for row in rows),
             )
             for name in shown
@@ -314,12 +314,12 @@ def print_rows(
         print_blocks(columns, [range(len(rows))], [[list(heading)]])
 
 
-def as_cell(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """Returns the text of a cell: lists joined, mappings as ``key value`` pairs, empty for ``None``."""
     if isinstance(value, Mapping):
-        return " ".join(f"{key} {as_cell(part)}" for key, part in value.items())
+        return " ".join(f"{key} {cell_text(part)}" for key, part in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(as_cell, value))
+        return ", ".join(map(cell_text, value))
     return "" if value is None else number(value) if isinstance(value, float) else str(value)
 
 
@@ -327,7 +327,7 @@ def training_progress(progress: Progress | None, name: str) -> Callable[..., Non
     """Returns what ``train`` calls as progress(step, steps, line), for the name of a run."""
     if progress is None:
         return None
-    return lambda step, steps, line: progress(step, steps, f"{as_cell(line.get('validation', {}))}  {name}")
+    return lambda step, steps, line: progress(step, steps, f"{cell_text(line.get('validation', {}))}  {name}")
 
 
 FORMATS = ("table", "json", "csv")
@@ -335,7 +335,7 @@ FORMATS = ("table", "json", "csv")
 OF_HEADS = ("ablation", "patch")
 
 
-def print_as(result: Result, format: str, metric: str | None = None, top: int | None = None) -> None:
+def print_in_format(result: Result, format: str, metric: str | None = None, top: int | None = None) -> None:
     """Print a result; a table of one metric, the task's own if none is said, and JSON and CSV of all if none is.
 
     Args:
@@ -347,7 +347,7 @@ def print_as(result: Result, format: str, metric: str | None = None, top: int | 
         write_data(chosen.to_json() if format == "json" else chosen.to_csv())
         return
     frame, notes = chosen.frame, list(chosen.notes)
-    rows, columns = shown_table(frame)
+    rows, columns = readable_table(frame)
     order = rows["effect"].abs().sort_values(ascending=False, kind="stable").index
     largest = rows.loc[order].groupby(["ref", "metric"], sort=False, dropna=False).head(top or MOST_ROWS)
     if top is not None:
@@ -363,12 +363,14 @@ def print_as(result: Result, format: str, metric: str | None = None, top: int | 
             (only,) = rows["variant"].unique()
             name = "all heads" if only == "all" else f"heads {only}" if only[:1].isdigit() else only
             rows = rows.assign(variant=name)
-        every = dict.fromkeys(shown_table(result.frame)[0]["metric"])
+        every = dict.fromkeys(readable_table(result.frame)[0]["metric"])
         left = [name for name in every if name not in set(frame["metric"])]
         notes += [f"--metric all: {', '.join(map(str, left))} too."] * bool(left)
         without = [ref for ref in dict.fromkeys(result.frame["ref"]) if ref not in set(frame["ref"])]
         notes += [f"No {metric}: {', '.join(map(str, without))}."] * bool(without)
-    print_result(rows, columns, notes, header_parts(result.experiment, result.config), together=compares)
+    print_result_blocks(
+        rows, columns, notes, setting_phrases(result.experiment, result.config), together=compares
+    )
 
 
 def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], quiet: bool) -> None:
@@ -384,14 +386,14 @@ def write_and_show(write: Callable[[], list[Path]], show: Callable[[], None], qu
     show()
     if written:
         sys.stdout.flush()
-        note(f"wrote {', '.join(map(str, written))}", quiet)
+        print_note(f"wrote {', '.join(map(str, written))}", quiet)
 
 
 #: Settings whose option has another name.
 OPTIONS = {"sites": "site", "templates": "template"}
 
 
-def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
+def setting_phrases(experiment: str, config: Mapping[str, Any]) -> list[str]:
     """Returns settings for a header, ``["mode uniform", "positions hidden"]``; of joined results those they share.
 
     Args:
@@ -402,7 +404,7 @@ def header_parts(experiment: str, config: Mapping[str, Any]) -> list[str]:
     for part in config.get("parts", [config]):
         said = {name: part[name] for name, unsaid in says.items() if part.get(name) not in (None, unsaid)}
         options = {OPTIONS.get(name, name.replace("_", "-")): value for name, value in said.items()}
-        each.append([name if one is True else f"{name} {as_cell(one)}" for name, one in options.items()])
+        each.append([name if one is True else f"{name} {cell_text(one)}" for name, one in options.items()])
         # Where it was named in place of the checkpoint's own.
         if part.get("task") is not None:
             settings = ", ".join(f"{name} {value}" for name, value in part.get("task_config", {}).items())

@@ -19,13 +19,13 @@ import typer
 
 from circuits.errors import CircuitsError
 from interp_tasks.errors import Stopped, UserError
-from interp_tasks.text_formatting import LAYOUT, one_line, printable
+from interp_tasks.text_formatting import LAYOUT, escape_control_characters, one_line
 from tasks.errors import TaskError
 
 
 def write_data(text: str) -> None:
     """Writes JSON or CSV to stdout; characters that it cannot show are escaped as within JSON, never replaced."""
-    text = printable(text, keep=LAYOUT, json=True)
+    text = escape_control_characters(text, keep=LAYOUT, json=True)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
@@ -35,7 +35,7 @@ def write_data(text: str) -> None:
 
 def write_line(text: str) -> None:
     """Writes a line for people to stdout."""
-    sys.stdout.write(printable(text) + "\n")
+    sys.stdout.write(escape_control_characters(text) + "\n")
 
 
 def repair_streams() -> None:
@@ -53,18 +53,18 @@ def repair_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def silence(stream: Any) -> None:
+def silence_stream(stream: Any) -> None:
     """Points a stream that failed at nowhere, so that the interpreter's last flush does not complain."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def to_stderr(text: str) -> None:
+def write_to_stderr(text: str) -> None:
     """Writes a line or a traceback to stderr; a closed stderr is no failure."""
     try:
-        print(printable(text, keep=LAYOUT), file=sys.stderr, flush=True)
+        print(escape_control_characters(text, keep=LAYOUT), file=sys.stderr, flush=True)
     except (OSError, ValueError):
-        silence(sys.stderr)
+        silence_stream(sys.stderr)
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -87,14 +87,14 @@ def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | Non
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
         line = bar.add_task("starting", total=None)
         yield lambda done, total, what: bar.update(
-            line, completed=done, total=total, description=printable(what)
+            line, completed=done, total=total, description=escape_control_characters(what)
         )
 
 
-def note(text: str, quiet: bool) -> None:
+def print_note(text: str, quiet: bool) -> None:
     """Writes a line for the person at the keyboard to stderr; it is never part of the result."""
     if not quiet:
-        to_stderr(printable(text))
+        write_to_stderr(escape_control_characters(text))
 
 
 @contextlib.contextmanager
@@ -108,18 +108,18 @@ def watch_stop_signals() -> Iterator[Callable[[], bool]]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     signals: list[int] = []
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def record_signal(number: int, frame: FrameType | None) -> None:
         signals.append(number)
-        restore()
+        restore_handlers()
 
-    def restore() -> None:
+    def restore_handlers() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
     for number in before:
         # Whoever started us with a signal ignored (nohup, a shell's background) wants it so.
         if before[number] != signal.SIG_IGN:
-            signal.signal(number, ask)
+            signal.signal(number, record_signal)
     try:
         yield lambda: bool(signals)
     except Stopped as stopped:
@@ -127,7 +127,7 @@ def watch_stop_signals() -> Iterator[Callable[[], bool]]:
             stopped.code = 128 + signals[0]
         raise
     finally:
-        restore()
+        restore_handlers()
 
 
 USAGE = 2
@@ -142,7 +142,7 @@ WITHOUT_MODELS = (
 CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
+def run_for_exit_code(command: Callable[[], Any], *, debug: bool) -> int:
     """Runs a command and returns its exit status; a user's mistake is one line on stderr, other errors propagate.
 
     Warnings and log lines of libraries stay off the terminal, unless debugging.
@@ -164,11 +164,11 @@ def exit_code_of(command: Callable[[], Any], *, debug: bool) -> int:
             raise
         message, code = told
         if debug:
-            to_stderr(traceback.format_exc().rstrip())
+            write_to_stderr(traceback.format_exc().rstrip())
     finally:
         logging.disable(disabled)
     if message:
-        to_stderr(f"interp-run: {one_line(message)}")
+        write_to_stderr(f"interp-run: {one_line(message)}")
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     return code
@@ -179,7 +179,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
     # Rich answers a closed pipe with sys.exit(1).
     closed = error.__context__ if isinstance(error, SystemExit) else error
     if isinstance(closed, BrokenPipeError):
-        silence(sys.stdout)
+        silence_stream(sys.stdout)
         return "", CLOSED_PIPE
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return "interrupted", INTERRUPTED
@@ -202,7 +202,7 @@ def environment_message(error: BaseException) -> str:
         if error.filename is not None:
             return f"cannot use {os.fsdecode(error.filename)}: {error.strerror}"
         # A write to a stream names no file: its last flush would fail once more.
-        silence(sys.stdout)
+        silence_stream(sys.stdout)
         return f"the system refuses: {error.strerror}" if error.errno is not None else ""
     # Torch's allocators raise RuntimeError.
     text = str(error).lower() if isinstance(error, RuntimeError) else ""

@@ -1,7 +1,7 @@
 """Experiments on checkpoints: each is a function that returns a :class:`Result`, and a command.
 
 Those here work on checkpoints of any task; those of :mod:`interp_tasks.papers` serve one paper each. A new one is a
-file ``_NAME.py`` and a line here; a function ``figures`` beside it draws its page, and ``view_rows`` and
+file ``NAME_experiment.py`` and a line here; a function ``figures`` beside it draws its page, and ``view_rows`` and
 ``view_columns`` lay out the table that people see; in a file of several, ``NAME_figures`` and so on.
 
 What cannot be measured is refused in one line, also a task that does not declare what an experiment asks of it: a
@@ -16,29 +16,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from interp_tasks.experiments._activations import ablation, heads, patch
-    from interp_tasks.experiments._attention import attention
-    from interp_tasks.experiments._circuit import circuit
-    from interp_tasks.experiments._fourier import fourier
-    from interp_tasks.experiments._llc import llc
-    from interp_tasks.experiments._probe import lens, probe
-    from interp_tasks.experiments._runs import curve, drops
-    from interp_tasks.experiments._weights import permute, transplant
-    from interp_tasks.measurement.loaded_checkpoints import Examples, LoadedCheckpoint, Options, subjects
+    from interp_tasks.experiments.ablation_heads_patch import ablation, heads, patch
+    from interp_tasks.experiments.attention_experiment import attention
+    from interp_tasks.experiments.circuit_experiment import circuit
+    from interp_tasks.experiments.drops_and_curve import curve, drops
+    from interp_tasks.experiments.fourier_experiment import fourier
+    from interp_tasks.experiments.llc_experiment import llc
+    from interp_tasks.experiments.probe_and_lens import lens, probe
+    from interp_tasks.experiments.transplant_and_permute import permute, transplant
+    from interp_tasks.measurement.experiment_options import Examples, Options
+    from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, subjects
     from interp_tasks.measurement.result import COLUMNS, Experiment, Result
     from interp_tasks.papers.grokfast.generalisation import generalisation
-    from interp_tasks.papers.matrix_completion.answers import copying, decoding, influence
-    from interp_tasks.papers.matrix_completion.embeddings import embeddings
-    from interp_tasks.papers.matrix_completion.methods import algorithm, baseline, ood
-    from interp_tasks.papers.matrix_completion.order import order
-    from interp_tasks.papers.miiii.data import data
-    from interp_tasks.papers.miiii.detector import detector
-    from interp_tasks.papers.miiii.gradients import gradients
-    from interp_tasks.papers.miiii.neurons import neurons
+    from interp_tasks.papers.matrix_completion.baseline_ood_algorithm import algorithm, baseline, ood
+    from interp_tasks.papers.matrix_completion.copying_decoding_influence import copying, decoding, influence
+    from interp_tasks.papers.matrix_completion.embeddings_experiment import embeddings
+    from interp_tasks.papers.matrix_completion.what_moves_first import order
+    from interp_tasks.papers.miiii.answers_and_chance import data
+    from interp_tasks.papers.miiii.embedding_svd_and_frequencies import weights
+    from interp_tasks.papers.miiii.gradient_norms import gradients
+    from interp_tasks.papers.miiii.neuron_images import neurons
+    from interp_tasks.papers.miiii.parts_by_prime import primes
+    from interp_tasks.papers.miiii.prime_detection import detector
     from interp_tasks.papers.miiii.prime_order import prime_order
-    from interp_tasks.papers.miiii.primes import primes
-    from interp_tasks.papers.miiii.weights import weights
-    from interp_tasks.papers.nanda.progress import progress
+    from interp_tasks.papers.nanda.progress_experiment import progress
 
 __all__ = ["COLUMNS", "Examples", "Experiment", "LoadedCheckpoint", "Options", "Result", "ablation"]
 __all__ += ["algorithm", "attention", "baseline", "circuit", "copying", "curve", "data", "decoding"]
@@ -49,24 +50,31 @@ __all__ += ["weights"]
 
 #: Experiment -> its module, in this package.
 _HOMES = {
-    **dict.fromkeys(("ablation", "heads", "patch"), "experiments._activations"),
-    **dict.fromkeys(("curve", "drops"), "experiments._runs"),
-    **dict.fromkeys(("permute", "transplant"), "experiments._weights"),
-    **{name: f"experiments._{name}" for name in ("attention", "circuit", "fourier", "llc", "probe")},
-    "lens": "experiments._probe",
+    **dict.fromkeys(("ablation", "heads", "patch"), "experiments.ablation_heads_patch"),
+    **dict.fromkeys(("curve", "drops"), "experiments.drops_and_curve"),
+    **dict.fromkeys(("permute", "transplant"), "experiments.transplant_and_permute"),
+    **{name: f"experiments.{name}_experiment" for name in ("attention", "circuit", "fourier", "llc")},
+    **dict.fromkeys(("probe", "lens"), "experiments.probe_and_lens"),
     "generalisation": "papers.grokfast.generalisation",
-    **dict.fromkeys(("algorithm", "baseline", "ood"), "papers.matrix_completion.methods"),
-    **dict.fromkeys(("copying", "decoding", "influence"), "papers.matrix_completion.answers"),
-    **{f: f"papers.matrix_completion.{f}" for f in ("embeddings", "order")},
-    **{f: f"papers.miiii.{f}" for f in ("data", "detector", "gradients", "neurons")},
-    **{f: f"papers.miiii.{f}" for f in ("prime_order", "primes", "weights")},
-    "progress": "papers.nanda.progress",
+    **dict.fromkeys(("algorithm", "baseline", "ood"), "papers.matrix_completion.baseline_ood_algorithm"),
+    **dict.fromkeys(
+        ("copying", "decoding", "influence"), "papers.matrix_completion.copying_decoding_influence"
+    ),
+    "embeddings": "papers.matrix_completion.embeddings_experiment",
+    "order": "papers.matrix_completion.what_moves_first",
+    "data": "papers.miiii.answers_and_chance",
+    "detector": "papers.miiii.prime_detection",
+    "gradients": "papers.miiii.gradient_norms",
+    "neurons": "papers.miiii.neuron_images",
+    "prime_order": "papers.miiii.prime_order",
+    "primes": "papers.miiii.parts_by_prime",
+    "weights": "papers.miiii.embedding_svd_and_frequencies",
+    "progress": "papers.nanda.progress_experiment",
 }
 _OTHERS = {
     **dict.fromkeys(("COLUMNS", "Experiment", "Result"), "measurement.result"),
-    **dict.fromkeys(
-        ("Examples", "LoadedCheckpoint", "Options", "subjects"), "measurement.loaded_checkpoints"
-    ),
+    **dict.fromkeys(("Examples", "Options"), "measurement.experiment_options"),
+    **dict.fromkeys(("LoadedCheckpoint", "subjects"), "measurement.loaded_checkpoints"),
 }
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from interp_tasks.checkpoints.refs import resolve
+from interp_tasks.checkpoints.checkpoint_refs import resolve
 from interp_tasks.checkpoints.run_files import (
     CLOCK_FILE,
     METRICS_FILE,
-    is_checkpoint,
+    is_checkpoint_folder,
     log_file,
+    read_checkpoint_meta,
     read_log_bytes,
-    read_meta,
     size_and_sha256,
 )
 from interp_tasks.errors import UserError
@@ -51,7 +51,7 @@ class TrainUnit:
     varied: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return f"train {self.folder}"
 
 
@@ -71,7 +71,7 @@ class MeasureUnit:
     threads: int
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         on = self.runs[0] if len(self.runs) == 1 else f"{self.runs[0]} and {len(self.runs) - 1} more"
         return f"{self.asked.name} of {on}"
 
@@ -103,7 +103,7 @@ def check_grid_spec(spec: Spec, *, yes: bool = False) -> None:
     Args:
         yes: more than ``MANY_RUNS`` runs are meant.
     """
-    if (runs := sum(block.count() for block in spec.train)) > MANY_RUNS and not yes:
+    if (runs := sum(block.count_runs() for block in spec.train)) > MANY_RUNS and not yes:
         raise UserError(f"{runs:,} runs to train: --yes if that is meant, else vary less")
     shipped_runs(spec)
     for block in spec.train:
@@ -111,7 +111,7 @@ def check_grid_spec(spec: Spec, *, yes: bool = False) -> None:
             if (start := resolve_block_config(block, values).train.start_from) is not None:
                 resolve(start)
     for asked in spec.experiment:
-        check_experiment(asked)
+        check_experiment_call(asked)
     logs_alone = all(map(reads_logs_alone, spec.experiment))
     for run in spec.runs:
         if logs_alone:
@@ -121,7 +121,7 @@ def check_grid_spec(spec: Spec, *, yes: bool = False) -> None:
                 resolve(ref)
 
 
-def check_experiment(asked: ExperimentSpec) -> None:
+def check_experiment_call(asked: ExperimentSpec) -> None:
     """Refuses an experiment that does not exist, and arguments that it does not take, by calling it on no run."""
     from interp_tasks import experiments
 
@@ -160,7 +160,7 @@ def list_work_units(spec: Spec) -> GridPlan:
     """Returns every unit of a grid, each once: sweeps of two ``[[train]]`` may cross in a run."""
     trained: dict[str, TrainUnit] = {}
     varied: dict[Path, dict[str, Any]] = {}
-    for unit in (unit for units in train_units(spec) for unit in units):
+    for unit in (unit for units in list_train_units(spec) for unit in units):
         # Shared by all runs of a configuration: the blocks that come may vary more of it.
         family = varied.setdefault(Path(unit.folder).parent, {})
         family.update(unit.varied)
@@ -168,7 +168,7 @@ def list_work_units(spec: Spec) -> GridPlan:
     keys = {unit.folder: unit.key for unit in trained.values()}
     measured: dict[str, MeasureUnit] = {}
     for asked in spec.experiment:
-        for runs in group_runs(asked, list(keys), spec.runs):
+        for runs in runs_of_each_call(asked, list(keys), spec.runs):
             needs = tuple(keys[run] for run in runs if run in keys)
             others = [identify_run_content(run, asked) for run in runs if run not in keys]
             key = compute_content_key([asked.model_dump(mode="json"), needs, others, spec.threads])
@@ -184,12 +184,16 @@ def identify_run_content(run: str, asked: ExperimentSpec) -> dict[str, Any]:
         ]
         logs = [read_log_bytes(file) for file in files if file.is_file()]
         return {"run": run, "logs": [size_and_sha256(log)["sha256"] for log in logs]}
-    refs = [f"{run}@{mark}" for mark in asked.at] or [run if is_checkpoint(Path(run)) else f"{run}@all"]
+    refs = [f"{run}@{mark}" for mark in asked.at] or [
+        run if is_checkpoint_folder(Path(run)) else f"{run}@all"
+    ]
     folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]
-    return {"run": run, "checkpoints": [read_meta(folder)["sha256"] for folder in folders]}
+    return {"run": run, "checkpoints": [read_checkpoint_meta(folder)["sha256"] for folder in folders]}
 
 
-def group_runs(asked: ExperimentSpec, trained: Sequence[str], given: Sequence[str]) -> list[tuple[str, ...]]:
+def runs_of_each_call(
+    asked: ExperimentSpec, trained: Sequence[str], given: Sequence[str]
+) -> list[tuple[str, ...]]:
     """Returns the runs of each call."""
     if asked.over == "all":
         return [(*trained, *given)]
@@ -207,7 +211,7 @@ def resolve_block_config(block: TrainBlock, values: Mapping[str, Any]) -> Resolv
     return resolve_config(block.task, block.preset, typed)
 
 
-def train_units(spec: Spec) -> list[list[TrainUnit]]:
+def list_train_units(spec: Spec) -> list[list[TrainUnit]]:
     """Returns the runs of each block. Knows torch: a task fills in its defaults.
 
     More steps and a later schedule go on in the same folder, unless the grid compares them: in one block as axes, in
@@ -220,7 +224,7 @@ def train_units(spec: Spec) -> list[list[TrainUnit]]:
     names: dict[str, str] = {}
     blocks = []
     for block in spec.train:
-        axes = [key for key, values in block.values().items() if len(values) > 1]
+        axes = [key for key, values in block.values_by_setting().items() if len(values) > 1]
         units: list[TrainUnit] = []
         for values in block.combinations():
             resolved = resolve_block_config(block, values)

@@ -39,9 +39,9 @@ class Embeddings:
         return self.tokens[list(values)]
 
 
-def untrained_tables(subject: LoadedCheckpoint, draw: int = 0) -> Embeddings | None:
+def untrained_embeddings(subject: LoadedCheckpoint, draw: int = 0) -> Embeddings | None:
     """Returns the embeddings of an untrained model; ``None`` for an architecture that the task cannot build."""
-    from interp_tasks.measurement.untrained import build_untrained
+    from interp_tasks.measurement.untrained_models import build_untrained
 
     try:
         return Embeddings.of(build_untrained(subject, draw))
@@ -49,14 +49,14 @@ def untrained_tables(subject: LoadedCheckpoint, draw: int = 0) -> Embeddings | N
         return None
 
 
-def point_weights(points: int, seed: int) -> Array:
+def bootstrap_point_weights(points: int, seed: int) -> Array:
     """Returns weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
     import numpy as np
 
     return np.concatenate([np.ones((1, points)), bootstrap_weights(seed, points, stream=4)])
 
 
-def correlation(one: Array, other: Array, weights: Array) -> Array:
+def weighted_correlation(one: Array, other: Array, weights: Array) -> Array:
     """Returns Pearson's weighted correlation, of points ``[point k]`` over all k together; 0 where nothing varies."""
     import numpy as np
 

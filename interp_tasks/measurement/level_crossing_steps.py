@@ -37,7 +37,9 @@ def lasting_crossing_steps(
     return crossings
 
 
-def reached_steps(steps: Sequence[int], values: Sequence[float], level: float) -> tuple[float, float]:
+def first_and_lasting_steps(
+    steps: Sequence[int], values: Sequence[float], level: float
+) -> tuple[float, float]:
     """Returns the first step at a level and the first step of staying there; infinite where there is none.
 
     Linear between logged steps.

@@ -64,11 +64,11 @@ def split_at_commas_and_plus(spec: str) -> list[str]:
     return re.split(r"[,+]", re.sub(r"\s+", "", spec))
 
 
-def has_heads(site: str) -> bool:
+def site_has_heads(site: str) -> bool:
     return Site.parse(site).kind.head_axis is not None
 
 
-def layer_of(site: str) -> int | None:
+def layer_of_site(site: str) -> int | None:
     """Returns the layer that a site is named in: 1 of ``z.1``, ``None`` of ``z``."""
     return Site.parse(site).layer
 
@@ -84,7 +84,7 @@ def check_draws(draws: int, option: str = "--draws") -> None:
         raise UserError(f"{option} {draws}: at least one draw is needed, and at most {MAX_DRAWS}")
 
 
-def parse_numbers(option: str, spec: str | int | Iterable[int]) -> tuple[int, ...]:
+def parse_position_list(option: str, spec: str | int | Iterable[int]) -> tuple[int, ...]:
     """Parses positions such as ``0,3`` or ``-1`` (the last), each once; numbers are taken as they are."""
     if not isinstance(spec, str):
         return (spec,) if isinstance(spec, int) else tuple(spec)
@@ -102,7 +102,7 @@ def parse_spans(spec: str | Mapping[str, Iterable[int]] | None) -> dict[str, tup
         given = {name.strip(): where for name, _, where in parts}
         if "" in given or len(given) < len(parts):
             raise UserError(f"--spans {spec!r}: each span has a name of its own, as in noun=6,7;verb=8")
-    return {name: parse_numbers(f"--spans {name}", where) for name, where in given.items()}
+    return {name: parse_position_list(f"--spans {name}", where) for name, where in given.items()}
 
 
 def parse_positions_or_mask(spec: str | int | Iterable[int]) -> str | tuple[int, ...]:
@@ -110,7 +110,7 @@ def parse_positions_or_mask(spec: str | int | Iterable[int]) -> str | tuple[int,
     word = spec.strip() if isinstance(spec, str) else ""
     if word.lower() == "all":
         return "all"
-    return word if WORD.fullmatch(word) else parse_numbers("--positions", spec)
+    return word if WORD.fullmatch(word) else parse_position_list("--positions", spec)
 
 
 def select_kinds(kinds: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def check_level(level: float) -> None:
         raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
 
 
-def called(name: str, limits: Mapping[str, Any]) -> str:
+def edit_name(name: str, limits: Mapping[str, Any]) -> str:
     """Returns the name of an edit for the table: ``uniform(keys=0,1)``, ``z(source=negated; positions=hidden)``."""
     parts = [
         f"{limit}={given if isinstance(given, (str, int, float)) else ','.join(map(str, given))}"

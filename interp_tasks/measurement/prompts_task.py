@@ -13,7 +13,7 @@ from circuits import PromptPairs, read_prompts
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.option_parsing import PROMPT_METRICS
 from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets, Split, Task
-from tasks.seeds import generator
+from tasks.seeds_and_devices import generator
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import ResolvedCheckpoint
@@ -89,10 +89,12 @@ class PromptsTask(Task):
         """Returns the labels, read at the last token: numbers, or classes where some are none."""
         assert isinstance(batch, PromptBatch)
         labels = batch.pairs.labels
-        return ProbeTargets({name: make_target(values) for name, values in labels.items()}, positions=(-1,))
+        return ProbeTargets(
+            {name: make_label_target(values) for name, values in labels.items()}, positions=(-1,)
+        )
 
 
-def make_target(values: tuple[Any, ...]) -> ProbeTarget:
+def make_label_target(values: tuple[Any, ...]) -> ProbeTarget:
     try:
         return ProbeTarget(torch.tensor([float(value) for value in values]), "regression")
     except (TypeError, ValueError):

@@ -12,9 +12,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from interp_tasks.disk import write_together
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.loaded_checkpoints import Examples, LoadedCheckpoint, Options, Refs, subjects
+from interp_tasks.file_io import write_files_together
+from interp_tasks.measurement.experiment_options import Examples, Options
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs, subjects
 from interp_tasks.measurement.option_parsing import unknown_name_error
 from interp_tasks.pages import (
     Column,
@@ -23,7 +24,7 @@ from interp_tasks.pages import (
     Table,
     format_p_value,
     number,
-    versions,
+    package_versions,
     with_interval,
 )
 
@@ -100,7 +101,7 @@ RATIO = " ratio"
 WHOLE = ("step", "seed", "draw", "layer", "head", "position", "n", "n_runs")
 
 
-def tidy(rows: pandas.DataFrame | Iterable[Row], **labels: Any) -> pandas.DataFrame:
+def tidy_frame(rows: pandas.DataFrame | Iterable[Row], **labels: Any) -> pandas.DataFrame:
     """Returns exactly ``COLUMNS``, in order, each with one type; a column that nobody filled is empty.
 
     Args:
@@ -114,7 +115,7 @@ def tidy(rows: pandas.DataFrame | Iterable[Row], **labels: Any) -> pandas.DataFr
     return frame.astype(dict.fromkeys(WHOLE, "Int64"))
 
 
-def numbers(
+def number_columns(
     value: float,
     interval: Iterable[float] | None = None,
     baseline: float | None = None,
@@ -177,18 +178,20 @@ def find_view(of: pandas.DataFrame | str, name: str) -> Callable[..., Any] | Non
     return found
 
 
-def with_holm(frame: pandas.DataFrame, notes: Sequence[str]) -> tuple[pandas.DataFrame, tuple[str, ...]]:
+def add_holm_adjustment(
+    frame: pandas.DataFrame, notes: Sequence[str]
+) -> tuple[pandas.DataFrame, tuple[str, ...]]:
     """Returns rows with Holm's adjustment over all their tests; a note about it, where there are any, comes second.
 
     The table is one family: whoever reads it may pick the best row of any checkpoint and metric.
     """
-    from circuits.statistics import ALPHA, holm, min_adjusted_p
+    from circuits.statistics import ALPHA, holm_adjusted, min_adjusted_p
 
     number_of = int(frame["p_value"].notna().sum())
     notes = [note for note in notes if not note.startswith(HOLM.partition("{")[0])]
     if not number_of:
         return frame, tuple(notes)
-    frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
+    frame = frame.assign(p_adjusted=holm_adjusted(frame["p_value"].to_numpy(dtype=float)))
     examples = int(frame.loc[frame["p_value"].notna(), "n"].max())
     least = min_adjusted_p(number_of, examples, FLIPS)
     limit = f" None can be below {least:.2g}: fewer rows or more examples would do." if least >= ALPHA else ""
@@ -200,7 +203,7 @@ def strip_metric_suffixes(name: Any) -> str:
     return str(name).removesuffix(RATIO).partition(" (")[0]
 
 
-def shown_table(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[Column]]:
+def readable_table(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[Column]]:
     """Returns the rows that people see, and their columns.
 
     Several draws become one row with their mean and spread; the intervention is shown only where it tells rows apart.
@@ -238,13 +241,13 @@ def shown_table(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[Column]
 def or_empty(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
     """Returns a writer of a row's value by a format such as ``".1%"``, or a function; empty where it is missing."""
 
-    def cell(row: Mapping[str, Any]) -> str:
+    def format_cell(row: Mapping[str, Any]) -> str:
         value = row.get(key)
         if value is None or value != value:
             return ""
         return format(value, text) if isinstance(text, str) else text(value)
 
-    return cell
+    return format_cell
 
 
 #: Endings of the files that hold a result, and of its page.
@@ -276,7 +279,7 @@ class Result:
     frame: pandas.DataFrame
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=versions)
+    versions: Mapping[str, str] = field(default_factory=package_versions)
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -331,7 +334,7 @@ class Result:
             raise unknown_name_error("no metric", metric, dict.fromkeys(names), "rows have all, or one of")
         if metric == "all" or not chosen.any():
             return self
-        frame, now = with_holm(self.frame[chosen], self.notes)
+        frame, now = add_holm_adjustment(self.frame[chosen], self.notes)
         return replace(self, frame=frame, notes=now)
 
     def stamp(self) -> dict[str, Any]:
@@ -358,7 +361,7 @@ class Result:
         }
         if page:
             contents[PAGE] = self.page().html()
-        return write_together(
+        return write_files_together(
             {
                 result_file_path(folder, self.experiment, suffix): content
                 for suffix, content in contents.items()
@@ -374,7 +377,7 @@ class Result:
 
     def page(self, title: str | None = None) -> Page:
         """Returns the figures and the table on one self-contained page."""
-        (rows, columns), notes = shown_table(self.frame), " ".join(self.notes)
+        (rows, columns), notes = readable_table(self.frame), " ".join(self.notes)
         refs = rows["ref"].unique()
         if len(refs) == 1:
             notes = f"All rows: {refs[0]}. {notes}"
@@ -385,10 +388,10 @@ class Result:
 
     def figures(self) -> list[Figure]:
         """Returns the figures of the page: those of the experiment, or every value beside its baseline, by metric."""
-        from interp_tasks.measurement.table_figures import figures
+        from interp_tasks.measurement.table_figures import table_figures
 
         own = find_view(self.experiment, "figures")
-        drawn: list[Figure] = figures(self.frame, self.examples()) if own is None else own(self)
+        drawn: list[Figure] = table_figures(self.frame, self.examples()) if own is None else own(self)
         return drawn
 
     def examples(self) -> str:
@@ -397,7 +400,7 @@ class Result:
         return f"n = {int(numbers[0]):,} examples." if len(numbers) == 1 else ""
 
 
-def join(results: Sequence[Result]) -> Result:
+def join_results(results: Sequence[Result]) -> Result:
     """Joins several results of one experiment, with rows grouped by checkpoint."""
     import pandas
 
@@ -444,7 +447,7 @@ INTERVALS = "Intervals: 95%, bootstrap over examples; effects are paired with th
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRows:
     """The rows of a sweep at one checkpoint.
 
     Attributes:
@@ -460,7 +463,7 @@ def measure(
     experiment: str,
     refs: Refs,
     options: Options,
-    measure_checkpoint: Callable[[LoadedCheckpoint], Measured | pandas.DataFrame | Sequence[Row]],
+    measure_checkpoint: Callable[[LoadedCheckpoint], MeasuredRows | pandas.DataFrame | Sequence[Row]],
     *,
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
@@ -489,24 +492,24 @@ def measure(
             own_metrics.setdefault(subject.task.drop_metric.name)
         measured = measure_checkpoint(subject)
         rows, interventions = (
-            (measured.frame, measured.interventions) if isinstance(measured, Measured) else (measured, {})
+            (measured.frame, measured.interventions) if isinstance(measured, MeasuredRows) else (measured, {})
         )
         ref = str(subject.labels["ref"])
         labels[ref] = {"experiment": experiment, "n_runs": 1, **subject.labels}
-        frames.setdefault(ref, []).append(tidy(rows, **labels[ref]))
+        frames.setdefault(ref, []).append(tidy_frame(rows, **labels[ref]))
         same = next((group for group in done if group["interventions"] == interventions), None)
         if same is None:
             done.append(same := {"refs": [], "interventions": interventions})
         same["refs"].append(ref)
     for ref, rows in (later() if later is not None else {}).items():
-        frames[ref].append(tidy(rows, **labels[ref]))
+        frames[ref].append(tidy_frame(rows, **labels[ref]))
     import pandas
 
     named = {"refs": list(found.values()), "checkpoints": list(found)}
     asked = {**named, **config, **examples.describe()}
     recorded = {**asked, "metrics of the tasks": list(own_metrics), "done": done}
     table = pandas.concat([frame for parts in frames.values() for frame in parts], ignore_index=True)
-    table, said = with_holm(table, (INTERVALS, *notes))
+    table, said = add_holm_adjustment(table, (INTERVALS, *notes))
     return Result(experiment, table, recorded, said)
 
 
@@ -517,7 +520,7 @@ def run_sweep(
     metric: Callable[..., Any] | None = None,
     batch: Any = None,
     ratios: bool = False,
-) -> Measured:
+) -> MeasuredRows:
     """Returns a sweep over variants of one checkpoint, judged by its task's metrics.
 
     Args:
@@ -541,7 +544,7 @@ def run_sweep(
     )
     called = names if isinstance(names, str) else result.frame["variant"].map(dict(names))
     frame = result.frame.assign(intervention=called)
-    return Measured(add_ratio_rows(frame) if ratios else frame, result.interventions)
+    return MeasuredRows(add_ratio_rows(frame) if ratios else frame, result.interventions)
 
 
 def add_ratio_rows(frame: pandas.DataFrame) -> pandas.DataFrame:

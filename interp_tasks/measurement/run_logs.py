@@ -12,12 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from interp_tasks.checkpoints import Drop, read_run, resolve
+from interp_tasks.checkpoints.checkpoint_refs import ZOO, find_run_folder, matching_zoo_runs
 from interp_tasks.checkpoints.drop_detection import detect_drop_or_reason, final_level
-from interp_tasks.checkpoints.refs import ZOO, find_drop, find_run, task_of_run, theoretical_plateau, zoo_runs
-from interp_tasks.checkpoints.run_files import METRICS_FILE, RUN_FILE, is_checkpoint, log_file, read_columns
+from interp_tasks.checkpoints.drop_marks import find_drop, task_of_run, theoretical_plateau
+from interp_tasks.checkpoints.run_files import (
+    METRICS_FILE,
+    RUN_FILE,
+    is_checkpoint_folder,
+    log_file,
+    read_metric_columns,
+)
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import binomial_interval, finite_or_nan, interval_over_runs
-from interp_tasks.measurement.result import Row, numbers
+from interp_tasks.measurement.result import Row, number_columns
 
 if TYPE_CHECKING:
     from circuits.figures.layout import Panel
@@ -49,7 +56,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Run:
+class LoggedRun:
     """A run with its log.
 
     Attributes:
@@ -82,11 +89,11 @@ class Run:
         way: Literal["down", "up"] = self.described["drop_metric"]["direction"]
         return way
 
-    def logged(self, split: str = "validation") -> tuple[str, ...]:
+    def logged_metrics(self, split: str = "validation") -> tuple[str, ...]:
         """Returns the metrics that it logs of a split."""
         return tuple(name for of, name in self.columns if of == split)
 
-    def finite(self, metric: str, split: str = "validation") -> tuple[Steps, Values]:
+    def finite_values(self, metric: str, split: str = "validation") -> tuple[Steps, Values]:
         """Returns steps and finite values of a metric, as arrays."""
         import numpy as np
 
@@ -96,14 +103,17 @@ class Run:
 
     def finite_lists(self, metric: str, split: str = "validation") -> tuple[list[int], list[float]]:
         """Returns steps and finite values of a metric."""
-        steps, values = self.finite(metric, split)
+        steps, values = self.finite_values(metric, split)
         return steps.tolist(), values.tolist()
 
     def validation_curve(self, metric: str) -> Curve:
         """Returns a metric with its drop; accuracies go up, all else moves as the task's own metric does."""
-        steps, values = self.finite(metric)
+        steps, values = self.finite_values(metric)
         if not len(values):
-            has = ", ".join(name for name in self.logged() if len(self.finite(name)[1])) or "nothing"
+            has = (
+                ", ".join(name for name in self.logged_metrics() if len(self.finite_values(name)[1]))
+                or "nothing"
+            )
             raise UserError(f"{self.name} logs no validation {metric!r}: it has {has}")
         way: Literal["down", "up"] = "up" if "accuracy" in metric else "down"
         if metric.startswith(self.drop_metric):
@@ -117,9 +127,9 @@ class Run:
     def drop_metrics_of_parts(self) -> tuple[str, ...]:
         """Returns the task's drop metric and, of a mixture, that of each part."""
         own = self.drop_metric
-        return tuple(n for n in self.logged() if n == own or n.startswith(f"{own} (")) or (own,)
+        return tuple(n for n in self.logged_metrics() if n == own or n.startswith(f"{own} (")) or (own,)
 
-    def labels(self) -> dict[str, Any]:
+    def label_columns(self) -> dict[str, Any]:
         """Returns the columns that all rows of the run share."""
         train, counts = self.config.get("train", {}), self.described.get("validation_examples")
         # Of a mixture the examples of one of its kinds.
@@ -137,7 +147,7 @@ def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
         check_not_checkpoint(name)
         if name.startswith(ZOO):
             # They need no checkpoints, some being logs alone.
-            found: Mapping[str, Path | None] = {run: find_run(run) for run in zoo_runs(name)}
+            found: Mapping[str, Path | None] = {run: find_run_folder(run) for run in matching_zoo_runs(name)}
         else:
             found = {str(each.run_name): each.run_path for each in resolve(f"{name}@last")}
         for run, path in found.items():
@@ -156,11 +166,11 @@ def check_not_checkpoint(name: str) -> None:
     """Refuses what names a checkpoint of a run, or a checkpoint folder."""
     if "@" in name:
         raise UserError(f"{name!r}: name the run alone, {name.rpartition('@')[0]}")
-    if not name.startswith(ZOO) and is_checkpoint(Path(name)):
+    if not name.startswith(ZOO) and is_checkpoint_folder(Path(name)):
         raise UserError(f"{name!r} is a checkpoint: name its run")
 
 
-def read_runs(given: str | Sequence[str]) -> list[Run]:
+def read_runs(given: str | Sequence[str]) -> list[LoggedRun]:
     """Returns the runs named, with their declarations and logs, checked."""
     runs = []
     for name, path in find_runs(given).items():
@@ -174,7 +184,7 @@ def read_runs(given: str | Sequence[str]) -> list[Run]:
             )
         if not all(isinstance(section, dict) for section in config.values()):
             raise UserError(f"{path / RUN_FILE} is mangled: a section of its config is not an object")
-        runs.append(Run(name, path, described, *read_columns(path)))
+        runs.append(LoggedRun(name, path, described, *read_metric_columns(path)))
     return runs
 
 
@@ -183,7 +193,7 @@ def int_or_none(value: Any) -> int | None:
     return value if type(value) is int and abs(value) < 2**63 else None
 
 
-def setting(config: Mapping[str, Any], key: str) -> Any:
+def setting_in_config(config: Mapping[str, Any], key: str) -> Any:
     """Returns a setting of a config by its dotted key, ``model.d_model``; ``None`` where there is none."""
     value: Any = config
     for part in key.split("."):
@@ -208,7 +218,7 @@ def title_and_prefix(names: Sequence[str]) -> tuple[str, str]:
 
 
 def median_rows_over_seeds(
-    runs: Sequence[Run],
+    runs: Sequence[LoggedRun],
     rows: Sequence[Row],
     is_share: Callable[[str], bool],
     is_late: Callable[[str], bool] = lambda metric: False,
@@ -240,14 +250,14 @@ def median_rows_over_seeds(
         shared = {**first, "run": name, "ref": name, "seed": None, "n_runs": len(values)}
         shared |= {"step": max(row["step"] for row in of_seeds), "baseline": None, "effect": None}
         baseline = first.get("baseline") if baselines else None
-        pooled.append({**shared, **numbers(finite_or_nan(value), ends, baseline)})
+        pooled.append({**shared, **number_columns(finite_or_nan(value), ends, baseline)})
         if not share and len(values):
             for word, extreme in (("smallest", values.min()), ("largest", values.max())):
                 pooled.append({**shared, "metric": f"{metric}, {word}", "value": finite_or_nan(extreme)})
     return pooled
 
 
-def declared_by_run(run: Run, name: Literal["plateau_levels", "loss_shares"]) -> Mapping[str, float]:
+def declared_by_run(run: LoggedRun, name: Literal["plateau_levels", "loss_shares"]) -> Mapping[str, float]:
     """Returns numbers by metric that the run's task declares; none for a task that is not known here."""
     numbers: Mapping[str, float] | None = run.described.get(name)
     if numbers is None:

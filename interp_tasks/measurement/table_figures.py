@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from circuits.figures.layout import Panel, draw, series_style
-from circuits.figures.panels import Series, curve, heat, points, rows_to_series
+from circuits.figures.layout import Panel, draw_panels, series_style
+from circuits.figures.panels import Series, curve, heatmap, points, rows_to_series
 from interp_tasks.pages import Figure, number
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FEWEST_STEPS, MOST_BANDS = 4, 3
 
 
-def figures(frame: pandas.DataFrame, examples: str) -> list[Figure]:
+def table_figures(frame: pandas.DataFrame, examples: str) -> list[Figure]:
     """Returns the figure of a table, with its heading and how to read it.
 
     Args:
@@ -34,10 +34,10 @@ def figures(frame: pandas.DataFrame, examples: str) -> list[Figure]:
         caption += (
             " Maps: the effect of one head alone, in colours that mean the same in every map of a metric."
         )
-    return [Figure(figure(frame), title, f"{caption} {examples}".strip())]
+    return [Figure(values_figure(frame), title, f"{caption} {examples}".strip())]
 
 
-def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
+def values_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
     """Draws each variant's value beside its baseline, per metric, and maps of heads edited one by one.
 
     Of a run with several steps both are over these: a line for each variant, and a map of heads by step.
@@ -61,7 +61,7 @@ def figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
             panels += [lines_panel(part, metric, f"{title or metric}<br>{name!s}") for name, part in groups]
         else:
             panels.append(points_panel(rest, metric, list(dict.fromkeys(frame["ref"])), title))
-    return draw(panels) if training else draw(panels, scattermode="group", scattergap=0.6)
+    return draw_panels(panels) if training else draw_panels(panels, scattermode="group", scattergap=0.6)
 
 
 def effects_map(rows: pandas.DataFrame, title: str, end: float, training: bool) -> Panel:
@@ -71,7 +71,7 @@ def effects_map(rows: pandas.DataFrame, title: str, end: float, training: bool) 
     cells = cells.loc[list(dict.fromkeys(rows[down]))]
     axes: dict[str, Any] = {"across": "step", "down": "head", "row": 22} if training else {}
     text = cells.map(lambda value: "" if value != value else number(value, 3, sign=True))
-    return heat(cells, title, unit="effect", signed=True, text=text, end=end, **axes)
+    return heatmap(cells, title, unit="effect", signed=True, text=text, end=end, **axes)
 
 
 def points_panel(rows: pandas.DataFrame, metric: str, refs: list[Any], title: str = "") -> Panel:

@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from interp_tasks.disk import atomic_write
+from interp_tasks.file_io import atomic_write
 
 if TYPE_CHECKING:
     import pandas
@@ -76,7 +76,7 @@ class Section(Protocol):
     def html(self, identifier: str) -> str: ...
 
 
-def heading(title: str) -> str:
+def heading_html(title: str) -> str:
     return f"<h2>{escape(title)}</h2>\n" if title else ""
 
 
@@ -94,13 +94,13 @@ class Text:
         for paragraph in filter(None, map(str.strip, re.split(r"\n\s*\n", self.body))):
             lines = paragraph.splitlines()
             if all(line.startswith("- ") for line in lines):
-                parts.append(f"<ul>{''.join(f'<li>{marked_up(line[2:])}</li>' for line in lines)}</ul>")
+                parts.append(f"<ul>{''.join(f'<li>{text_to_html(line[2:])}</li>' for line in lines)}</ul>")
             else:
-                parts.append(f"<p>{marked_up(paragraph)}</p>")
-        return heading(self.title) + "\n".join(parts)
+                parts.append(f"<p>{text_to_html(paragraph)}</p>")
+        return heading_html(self.title) + "\n".join(parts)
 
 
-def marked_up(text: str) -> str:
+def text_to_html(text: str) -> str:
     """Returns a text as HTML, with its code and its links."""
     shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
     return re.sub(r"https://[\w./-]*\w", r'<a href="\g<0>" rel="noreferrer">\g<0></a>', shown)
@@ -153,12 +153,12 @@ class Table:
             for column, kind in zip(columns, kinds, strict=True)
         )
         body = "\n".join(
-            "<tr>" + "".join(map(cell, columns, [row] * len(columns), kinds)) + "</tr>" for row in rows
+            "<tr>" + "".join(map(cell_html, columns, [row] * len(columns), kinds)) + "</tr>" for row in rows
         )
         whole = self.frame if self.download is None else self.download
         data = base64.b64encode(whole.to_csv(index=False).encode()).decode()
         return (
-            f'{heading(self.title)}<div class="scroll{" tall" if self.tall else ""}">'
+            f'{heading_html(self.title)}<div class="scroll{" tall" if self.tall else ""}">'
             f'<table id="{identifier}"><caption>{escape(self.caption or self.title)}</caption>'
             f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>\n"
             f'<a class="download" download="{escape(self.name)}.csv" href="data:text/csv;base64,{data}">'
@@ -172,7 +172,7 @@ class Table:
         return ' class="number"' if any(map(is_number, self.frame[column.key])) else ""
 
 
-def cell(column: Column, row: Mapping[str, Any], kind: str) -> str:
+def cell_html(column: Column, row: Mapping[str, Any], kind: str) -> str:
     """Returns a cell with its text, and with the value by which it is sorted."""
     value = row[column.key]
     missing = value is None or (isinstance(value, float) and math.isnan(value))
@@ -200,7 +200,7 @@ class Figure:
 
     def html(self, identifier: str) -> str:
         """Returns the figure with heading and caption as HTML; one that cannot be narrow scrolls in a frame."""
-        from circuits.figures.layout import least_width, untitled
+        from circuits.figures.layout import least_readable_width, untitled
 
         # The page says the title itself.
         figure = untitled(self.figure)
@@ -215,9 +215,11 @@ class Figure:
             config={"responsive": True, "displaylogo": False},
         )
         alt = escape(". ".join(filter(None, [self.title, self.caption])) or "figure")
-        sizes = f"min-width:{least_width(figure)}px" + (f";max-width:{int(widest)}px" if widest else "")
+        sizes = f"min-width:{least_readable_width(figure)}px" + (
+            f";max-width:{int(widest)}px" if widest else ""
+        )
         return (
-            f'{heading(self.title)}<figure><div class="scroll"><div class="plot" role="img" aria-label="{alt}" '
+            f'{heading_html(self.title)}<figure><div class="scroll"><div class="plot" role="img" aria-label="{alt}" '
             f'style="{sizes}">{drawn}</div></div><figcaption>{escape(self.caption)}</figcaption></figure>'
         )
 
@@ -284,7 +286,7 @@ def _rounded(values: Any) -> Any:
 PACKAGES = ("torch", "transformer-lens", "numpy", "pandas", "plotly")
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Returns the version of each package, ``python`` first: of this code, and of the others as they are installed."""
     # Not above, as --help loads this file. Of the code that runs, which need not be the copy that is installed.
     from importlib.metadata import PackageNotFoundError, version
@@ -313,7 +315,7 @@ class Page:
     title: str
     sections: Sequence[Section]
     config: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=versions)
+    versions: Mapping[str, str] = field(default_factory=package_versions)
 
     def html(self) -> str:
         """Returns the whole page as text; whatever it needs stands in it."""

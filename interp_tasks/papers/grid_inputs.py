@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import fourier_grid_of_inputs
+from interp_tasks.measurement.activations_in_passes import fourier_grid_of_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Answer:
+class GridAnswer:
     """One modular answer of a task.
 
     Attributes:
@@ -80,7 +80,7 @@ class GridInputs:
         return torch.tensor(found, dtype=torch.long)
 
     @cached_property
-    def answers(self) -> Mapping[str, Answer]:
+    def answers(self) -> Mapping[str, GridAnswer]:
         """Returns the modular answers by name."""
         import torch
 
@@ -90,7 +90,7 @@ class GridInputs:
         if not declared:
             raise UserError(f"task {self.task.name!r} declares no modular answers (modular_answers)")
         return {
-            name: Answer(
+            name: GridAnswer(
                 name, ModularSum(at, tuple(one.coefficients), one.modulus), torch.tensor(one.classes)
             )
             for name, one in declared.items()

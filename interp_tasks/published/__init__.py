@@ -1,6 +1,6 @@
 """Holds published numbers as data: claims of papers, how each is measured, and the rule of its verdict."""
 
-from interp_tasks.published.paper import (
+from interp_tasks.published.paper_schema import (
     Bounds,
     Claim,
     Paper,

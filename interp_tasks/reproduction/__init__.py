@@ -3,7 +3,7 @@
 Importing this package imports neither torch nor pandas; judging imports pandas, measuring both.
 """
 
-from interp_tasks.reproduction.reproduction import Reproduction, reproduce
+from interp_tasks.reproduction.judge_paper import Reproduction, reproduce
 from interp_tasks.reproduction.runs_and_records import train_missing
 from interp_tasks.reproduction.study_jobs import check_records, measure
 

@@ -15,7 +15,7 @@ from interp_tasks.measurement.run_logs import glob_of_seeds
 from interp_tasks.pages import number
 from interp_tasks.published import Bounds, Claim
 
-#: A row of a study's table, and several, as ``table_of`` gives them.
+#: A row of a study's table, and several, as ``rows_of_records`` gives them.
 Row = dict[str, Any]
 Rows = list[Row]
 
@@ -89,11 +89,11 @@ def claim_numbers(claim: Claim, table: Rows) -> ClaimNumbers:
     Raises:
         UnmeasuredError: where the table does not have it.
     """
-    rows = single_runs(filter_rows(table, claim.where))
+    rows = rows_of_single_runs(filter_rows(table, claim.where))
     if not rows:
         raise NoRowError(f"no row has {claim.where}")
     counts = [1 if row["n_runs"] is None else int(row["n_runs"]) for row in rows]
-    groups, pooled = by_run(rows), max(counts) > 1
+    groups, pooled = rows_by_run(rows), max(counts) > 1
     if pooled:
         groups = {rows[0]["run"]: rows}
     elif claim.reduce == MAX_OVER_MIN:
@@ -101,7 +101,7 @@ def claim_numbers(claim: Claim, table: Rows) -> ClaimNumbers:
         if not groups:
             raise NoRowError(f"no run has two rows of {claim.where}")
     if not pooled and len({row["condition"] for several in groups.values() for row in several}) > 1:
-        groups = by_seed(claim, groups)
+        groups = rows_by_seed(claim, groups)
     most = max(map(len, groups.values()))
     if claim.reduce == "one" and most > 1:
         raise UnmeasuredError(f"{most} rows have {claim.where}")
@@ -126,11 +126,11 @@ def filter_rows(rows: Rows, where: Mapping[str, Any]) -> Rows:
         row
         for row in rows
         if (row["draw"] is not None) is ("draw" in where)
-        and all(has_value(row[column], column, wanted) for column, wanted in where.items())
+        and all(cell_matches(row[column], column, wanted) for column, wanted in where.items())
     ]
 
 
-def has_value(value: Any, column: str, wanted: Any) -> bool:
+def cell_matches(value: Any, column: str, wanted: Any) -> bool:
     """Returns whether a cell has a wanted value, or one of several; of a REF what stands after the ``@`` counts."""
     several = wanted if isinstance(wanted, list) else [wanted]
     if column == "run":
@@ -145,7 +145,7 @@ def has_ending(name: str, ends: Iterable[str]) -> bool:
     return any(fnmatchcase(name, f"*{end}") for end in ends)
 
 
-def by_run(rows: Rows) -> dict[str, Rows]:
+def rows_by_run(rows: Rows) -> dict[str, Rows]:
     """Returns the rows of each run by its name."""
     groups: dict[str, Rows] = {}
     for row in rows:
@@ -153,14 +153,14 @@ def by_run(rows: Rows) -> dict[str, Rows]:
     return groups
 
 
-def single_runs(rows: Rows) -> Rows:
+def rows_of_single_runs(rows: Rows) -> Rows:
     """Returns the rows of single runs, or all where there are none; rows over several runs are made of them."""
     # Of several seeds one alone may have the number: the row that pools them is then over one run.
     families = {glob_of_seeds(row["run"] or "") for row in rows}
     return [row for row in rows if (row["n_runs"] or 0) <= 1 and row["run"] not in families] or rows
 
 
-def by_seed(claim: Claim, groups: Mapping[str, Rows]) -> dict[str, Rows]:
+def rows_by_seed(claim: Claim, groups: Mapping[str, Rows]) -> dict[str, Rows]:
     """Returns the rows of each seed that was trained under every condition.
 
     What a claim says of several conditions is measured again where each of them is trained again.
@@ -187,7 +187,7 @@ def paired_ratios(claim: Claim, groups: Mapping[str, Rows], table: Rows) -> dict
     Of runs that cannot be paired by seed it is one number, that of their means.
     """
     column, where = claim.divisor()
-    others = by_run(single_runs(filter_rows(table, where)))
+    others = rows_by_run(rows_of_single_runs(filter_rows(table, where)))
     if not all(len(others.get(name, ())) == 1 for name in groups):
         several = sum(map(len, others.values()))
         conditions = {row["condition"] for rows in others.values() for row in rows}
@@ -199,11 +199,12 @@ def paired_ratios(claim: Claim, groups: Mapping[str, Rows], table: Rows) -> dict
         if len(of_seed) < len(others) or not of_seed.keys() >= set(seeds.values()):
             above = mean_of(number_bounds(row, claim.column) for (row,) in groups.values())
             below = mean_of(number_bounds(row, column) for (row,) in others.values())
-            return {"mean" if len(groups) > 1 else next(iter(groups)): [ratio(above, below)]}
+            return {"mean" if len(groups) > 1 else next(iter(groups)): [ratio_bounds(above, below)]}
         others = {name: of_seed[seed] for name, seed in seeds.items()}
     return {
         name: [
-            ratio(number_bounds(row, claim.column), number_bounds(others[name][0], column)) for row in rows
+            ratio_bounds(number_bounds(row, claim.column), number_bounds(others[name][0], column))
+            for row in rows
         ]
         for name, rows in groups.items()
     }
@@ -218,7 +219,7 @@ def mean_of(several: Iterable[Interval]) -> Interval:
 def claimed_bounds(claim: Claim, row: Row) -> Interval:
     """Returns bounds of the number of a row, as a share of another number of it where the claim says so."""
     own = number_bounds(row, claim.column)
-    return own if claim.per is None else ratio(own, number_bounds(row, str(claim.per)))
+    return own if claim.per is None else ratio_bounds(own, number_bounds(row, str(claim.per)))
 
 
 def number_bounds(row: Row, column: str) -> Interval:
@@ -237,7 +238,7 @@ def number_bounds(row: Row, column: str) -> Interval:
     return (float(row["step"] or 0), math.inf) if is_step else (math.nan, math.nan)
 
 
-def ratio(above: Interval, below: Interval) -> Interval:
+def ratio_bounds(above: Interval, below: Interval) -> Interval:
     """Returns bounds of a share of another number; infinite where one that is bounded may be negative, or is NaN."""
     (low, high), (least, most) = above, below
     if not low < high and not least < most:
@@ -277,7 +278,7 @@ SCALES: Mapping[bool, tuple[Callable[[float], float], Callable[[float], float]]]
 }
 
 
-def judge(claim: Claim, table: Rows, controls: Mapping[str, Rows] | None = None) -> dict[str, Any]:
+def judge_claim(claim: Claim, table: Rows, controls: Mapping[str, Rows] | None = None) -> dict[str, Any]:
     """Returns the verdict on a claim, from its study's rows of all runs of one condition, as a row of columns.
 
     ``n_runs``, ``value``, its interval, over what that is taken and ``p`` (two-sided, against the nearest bound of the
@@ -294,7 +295,7 @@ def judge(claim: Claim, table: Rows, controls: Mapping[str, Rows] | None = None)
             return {"n_runs": 0, "verdict": "not run", "reason": claim.absent}
         return {"n_runs": 0, "verdict": "error", "reason": str(unmeasured)}
     row = verdict_of_numbers(claim, claimed)
-    all_runs = len([name for name in by_run(single_runs(table)) if name])
+    all_runs = len([name for name in rows_by_run(rows_of_single_runs(table)) if name])
     if claim.absent and not claimed.pooled and len(claimed.numbers) < all_runs:
         remark = f"{len(claimed.numbers)} of {all_runs} seeds have such a row; of the others, {claim.absent}"
         row["reason"] = join_remarks(row["reason"], remark)
@@ -366,7 +367,9 @@ def where_numbers_lie(bounds: Bounds, claimed: ClaimNumbers) -> str:
     return {"held": "; this one lies within the rule", "failed": "; this one does not"}.get(verdicts[0], "")
 
 
-def estimate(interval: Interval, basis: str, p: float | None = None, remark: str = "") -> dict[str, Any]:
+def interval_columns(
+    interval: Interval, basis: str, p: float | None = None, remark: str = ""
+) -> dict[str, Any]:
     """Returns the columns of an interval: over what it is taken, its p-value, and a remark."""
     low, high = interval
     return {"value_ci_low": low, "value_ci_high": high, "interval": basis, "p": p, "reason": remark}
@@ -381,7 +384,7 @@ def interval_over_examples(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any
     low, high = mean_of(several)
     error = (high - low) / 2 / confidence_intervals.normal_quantile(1 - ALPHA / 2)
     p = two_sided_p_value(claim.holds, value, error, None) if error else None
-    return estimate((low, high), "over examples", p)
+    return interval_columns((low, high), "over examples", p)
 
 
 def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
@@ -390,12 +393,12 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     if claimed.pooled:
         found = claimed.numbers[0].over_examples
         lacking = {"reason": "no interval: the study has none"}
-        return estimate(found, f"the study's, {over}") if found else lacking
+        return interval_columns(found, f"the study's, {over}") if found else lacking
     if claimed.bounds_without_value:
         return interval_of_bounds(claim, claimed)
     if claim.over == "share of runs":
         p = share_p_value(claim.holds, values)
-        return estimate(confidence_intervals.binomial_interval(values), f"exact binomial, {over}", p)
+        return interval_columns(confidence_intervals.binomial_interval(values), f"exact binomial, {over}", p)
     if claim.log and min(values) <= 0:
         return {"reason": "no interval: a number that is not above 0 has no logarithm"}
     forth, back = SCALES[claim.log]
@@ -406,10 +409,10 @@ def interval_over_runs(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     # A t of no spread would have a p-value of 0, which a few runs that agree cannot show.
     if not error or len(set(values)) == 1:
         alike = f"all {claimed.n_runs} runs give the same number: no spread, and no p-value"
-        return estimate(found, basis, remark=alike)
+        return interval_columns(found, basis, remark=alike)
     ends = {name: forth(end) for name, end in claim.holds if end is not None}
     p = two_sided_p_value(Bounds(**ends), confidence_intervals.mean(scaled), error, claimed.n_runs - 1)
-    return estimate(found, basis, p)
+    return interval_columns(found, basis, p)
 
 
 def interval_of_bounds(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
@@ -420,13 +423,13 @@ def interval_of_bounds(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any]:
     forth, back = SCALES[claim.log and lowest > 0]
     found = confidence_intervals.bounded_t_interval([(forth(low), forth(high)) for low, high in bounds])
     if found is None and n_runs >= 6:  # between the least and the largest of six lies their median with 97%
-        return estimate(interval_hull(bounds), f"of the median, order statistics, over {n_runs} runs")
+        return interval_columns(interval_hull(bounds), f"of the median, order statistics, over {n_runs} runs")
     if found is None:
         lie = where_numbers_lie(claim.holds, claimed)
         return {"reason": f"no interval: {unknown} of {n_runs} runs end too soon to have the number{lie}"}
     low, high = map(back, found)
     basis = f"t, over {n_runs} runs, of {unknown} of which bounds alone are known"
-    return estimate((max(low, 0.0) if lowest >= 0 else low, high), basis)
+    return interval_columns((max(low, 0.0) if lowest >= 0 else low, high), basis)
 
 
 def mean_over_runs(claim: Claim, claimed: ClaimNumbers) -> float | None:

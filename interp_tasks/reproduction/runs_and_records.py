@@ -13,22 +13,22 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from interp_tasks.checkpoints.refs import ZOO, ZOO_FOLDER, find_run
+from interp_tasks.checkpoints.checkpoint_refs import ZOO, ZOO_FOLDER, find_run_folder
 from interp_tasks.checkpoints.run_files import (
     METRICS_FILE,
     RUN_FILE,
-    is_run,
+    is_run_folder,
     log_file,
     read_metrics,
     read_run,
     stored_steps,
 )
-from interp_tasks.disk import atomic_write
 from interp_tasks.errors import UserError
-from interp_tasks.grid_spec import seed_numbers
+from interp_tasks.file_io import atomic_write
+from interp_tasks.grid_spec import parse_seed_numbers
 from interp_tasks.measurement.result import COLUMNS
 from interp_tasks.published import Claim, Paper, Study, TrainingRun, read_paper
-from interp_tasks.published.paper import format_setting
+from interp_tasks.published.paper_schema import format_setting
 from interp_tasks.reproduction.claim_verdicts import Rows
 from interp_tasks.training.config import SECTIONS, ResolvedConfig, resolve_config
 
@@ -94,14 +94,14 @@ class StudyRecord:
     def key(self) -> Key:
         return self.study, self.on, self.control
 
-    def table(self) -> list[dict[str, Any]]:
+    def row_dicts(self) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False, ensure_ascii=False)
 
 
-def from_json(line: str) -> StudyRecord:
+def record_from_json(line: str) -> StudyRecord:
     content = json.loads(line)
     content["runs"] = tuple(MeasuredRun(**run) for run in content["runs"])
     content["rows"] = tuple(map(tuple, content["rows"]))
@@ -113,7 +113,7 @@ def role_record_name(role: str, preset: str) -> str:
     return f"{role} ({preset})"
 
 
-def table_of(records: Iterable[StudyRecord]) -> Rows:
+def rows_of_records(records: Iterable[StudyRecord]) -> Rows:
     """Returns the rows of several records; what each of them has of one other model stands in it once.
 
     Beside the columns of every experiment's table a row has the run's ``condition`` (all settings but the seed) and
@@ -121,7 +121,7 @@ def table_of(records: Iterable[StudyRecord]) -> Rows:
     """
     records = list(records)
     own = {run.name: (run.config, run.seed) for each in records for run in each.runs}
-    rows = {tuple(row.items()): row for each in records for row in each.table()}
+    rows = {tuple(row.items()): row for each in records for row in each.row_dicts()}
     table = []
     for row in rows.values():
         condition, seed = own.get(row["run"]) or split_seed(row["run"] or "")
@@ -134,20 +134,22 @@ def split_seed(name: str) -> tuple[str, int | None]:
     return (match[1], int(match[2])) if match else (name, None)
 
 
-def digest(value: Any) -> str:
+def short_digest(value: Any) -> str:
     """Returns twelve hexadecimal digits that change with the value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def study_digest(study: Study) -> str:
     """Returns the digest of how a study measures."""
-    return digest([study.experiment, study.role, study.at, study.together, study.memorised, study.settings])
+    return short_digest(
+        [study.experiment, study.role, study.at, study.together, study.memorised, study.settings]
+    )
 
 
 def digest_rule(claim: Claim) -> str:
     """Returns the digest of the rule that decides a claim: a rule that is changed after its numbers were seen shows."""
     rule = claim.model_dump(include={"where", "reduce", "column", "per", "holds", "over", "log", "headline"})
-    return digest([claim.study, rule])
+    return short_digest([claim.study, rule])
 
 
 def records_file(paper: str) -> Path:
@@ -162,17 +164,17 @@ def read_records(paper: Paper, file: Path | None = None) -> dict[Key, StudyRecor
     A record of a study that has changed since is left out.
     """
     methods = {study.id: study_digest(study) for study in paper.study}
-    stored = read_records_of(records_file(paper.name)) | ({} if file is None else read_records_of(file))
+    stored = read_records_file(records_file(paper.name)) | ({} if file is None else read_records_file(file))
     return {key: record for key, record in stored.items() if methods.get(record.study) == record.method}
 
 
-def read_records_of(file: Path) -> dict[Key, StudyRecord]:
+def read_records_file(file: Path) -> dict[Key, StudyRecord]:
     """Returns the records of a file by key; none where there is no file."""
     records = {}
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     for count, line in enumerate(lines, 1):
         try:
-            record = from_json(line)
+            record = record_from_json(line)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise UserError(f"{file}, line {count}: no record of a measurement") from None
         records[record.key] = record
@@ -190,7 +192,7 @@ def record_differences(stored: StudyRecord, again: StudyRecord) -> list[str]:
     where = f"{again.study} on {again.on}" + (f" ({again.control})" if again.control else "")
     if stored.refused != again.refused:
         return [f"{where}: {stored.refused or 'measured'}, and now: {again.refused or 'measured'}"]
-    before, now = ({identify_table_row(row): row for row in record.table()} for record in (stored, again))
+    before, now = ({identify_table_row(row): row for row in record.row_dicts()} for record in (stored, again))
     lines = [f"{where}: {label} is in one of them alone" for label in sorted(before.keys() ^ now.keys())]
     for label in before.keys() & now.keys():
         for column in NUMBERS:
@@ -244,7 +246,7 @@ def planned_runs(paper: Paper, preset: str) -> list[PaperRun]:
             continue
         names = {int(run.settings.get("train.seed", 0)): run.name}
         if run.seeds is not None:
-            names = {seed: f"{run.name}/seed-{seed}" for seed in seed_numbers(run.seeds)}
+            names = {seed: f"{run.name}/seed-{seed}" for seed in parse_seed_numbers(run.seeds)}
         config = config_digest(run)
         planned += [PaperRun(run, name, seed, config) for seed, name in names.items()]
     return planned
@@ -265,7 +267,7 @@ def config_digest(run: TrainingRun) -> str:
     train = resolved.train.model_dump(mode="json", exclude=ONLY_RECORDED | {"seed"})
     if train.get("schedule", "constant") == "constant":
         del train["steps"]
-    return digest([resolved.task_name, resolved.task, resolved.model, train])
+    return short_digest([resolved.task_name, resolved.task, resolved.model, train])
 
 
 def stored_runs(paper: Paper, preset: str, folder: Path) -> list[PaperRun]:
@@ -276,7 +278,7 @@ def stored_runs(paper: Paper, preset: str, folder: Path) -> list[PaperRun]:
             (folder / planned.name, (folder / planned.name).as_posix()),
             (ZOO_FOLDER / planned.name, f"{ZOO}{planned.name}"),
         ):
-            if is_run(path):
+            if is_run_folder(path):
                 check_settings(planned, path)
                 # What was interrupted is trained on, and nothing is decided on it.
                 if is_finished(path):
@@ -343,7 +345,7 @@ def entry_variance(run_label: str) -> float:
     from tasks import get
 
     try:
-        task = dict(read_run(find_run(run_label))["config"]["task"])
+        task = dict(read_run(find_run_folder(run_label))["config"]["task"])
     except UserError:
         return math.nan
     return float(getattr(get(task.pop("name"), **task), "entry_variance", None) or math.nan)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.run_files import stored_steps
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.loaded_checkpoints import Progress
-from interp_tasks.pages import versions
+from interp_tasks.measurement.experiment_options import Progress
+from interp_tasks.pages import package_versions
 from interp_tasks.published import Claim, Paper, Study, read_paper
-from interp_tasks.published.paper import Control
+from interp_tasks.published.paper_schema import Control
 from interp_tasks.reproduction.claim_verdicts import Rows, filter_rows
 from interp_tasks.reproduction.runs_and_records import (
     KEPT,
@@ -27,7 +27,7 @@ from interp_tasks.reproduction.runs_and_records import (
     config_of_run,
     entry_variance,
     read_records,
-    read_records_of,
+    read_records_file,
     read_run_config,
     record_differences,
     role_record_name,
@@ -76,7 +76,7 @@ class StudyJob:
         record = stored.get(self.key)
         return record is not None and set(record.runs) == set(self.runs())
 
-    def table(self, refs: Sequence[str]) -> pandas.DataFrame:
+    def run_study(self, refs: Sequence[str]) -> pandas.DataFrame:
         """Returns the study's table on checkpoints or runs; ``{trained}`` in its settings is the trained run."""
         from interp_tasks import experiments
 
@@ -110,14 +110,14 @@ def measure(
         UserError: for a folder that holds another run than the paper's.
     """
     paper, file = read_paper(paper) if isinstance(paper, str) else paper, Path(file)
-    stored, own = read_records(paper, file), read_records_of(file)
+    stored, own = read_records(paper, file), read_records_file(file)
     jobs = [job for job in all_jobs(paper, preset, runs, rows) if not job.is_recorded(stored)]
 
     def keep(record: StudyRecord) -> None:
         own[record.key] = record
         write_records(file, own.values())
 
-    return perform_all(jobs, Path(runs), progress, keep)
+    return perform_jobs(jobs, Path(runs), progress, keep)
 
 
 def check_records(
@@ -139,7 +139,7 @@ def check_records(
     without_weights = {job.key for job in jobs if not all(stored_steps(each.path) for each in job.on)}
     return [
         line
-        for record in perform_all(jobs, Path(runs), progress)
+        for record in perform_jobs(jobs, Path(runs), progress)
         if not (record.refused and record.key in without_weights)
         for line in record_differences(stored[record.key], record)
     ]
@@ -168,7 +168,7 @@ def all_jobs(paper: Paper, preset: str, runs: str | Path, rows: Sequence[int]) -
     return jobs
 
 
-def perform_all(
+def perform_jobs(
     jobs: Sequence[StudyJob],
     folder: Path,
     progress: Progress | None = None,
@@ -182,19 +182,24 @@ def perform_all(
     records = []
     with TemporaryDirectory() as scratch:
         for at, job in enumerate(sorted(jobs, key=lambda job: job.key[1:]), 1):
-            records.append(perform(job, Path(scratch), folder))
+            records.append(perform_job(job, Path(scratch), folder))
             keep(records[-1])
             if progress is not None:
                 progress(at, len(jobs), f"{job.study.id} on {job.key[1]}")
     return records
 
 
-def perform(job: StudyJob, scratch: Path, folder: Path) -> StudyRecord:
+def perform_job(job: StudyJob, scratch: Path, folder: Path) -> StudyRecord:
     """Runs one job. Untrained models stay in ``scratch``."""
     from circuits import CircuitsError
     from tasks.errors import TaskError
 
-    made = {"date": datetime.date.today().isoformat(), "device": "cpu", "dtype": "float32", **versions()}
+    made = {
+        "date": datetime.date.today().isoformat(),
+        "device": "cpu",
+        "dtype": "float32",
+        **package_versions(),
+    }
     record = StudyRecord(*job.key, job.runs(), study_digest(job.study), made)
     try:
         frame = table_under_every_mark(job) if job.control is None else measure_on_control(job, scratch)
@@ -250,7 +255,7 @@ def table_under_every_mark(job: StudyJob) -> pandas.DataFrame:
     from interp_tasks.checkpoints import resolve
 
     asked = {each.base: [f"{each.base}@{mark}" for mark in job.study.at] for each in job.on}
-    frame = job.table([ref for refs in asked.values() for ref in refs] or list(asked))
+    frame = job.run_study([ref for refs in asked.values() for ref in refs] or list(asked))
     tables, there = [frame], set(frame["ref"].dropna())
     for refs in asked.values():
         by_mark = frame[frame["ref"].isin(refs)]
@@ -268,15 +273,15 @@ def measure_on_control(job: StudyJob, scratch: Path) -> pandas.DataFrame:
     mark = {"untrained": "0", "memorised": str(job.study.memorised)}.get(str(job.control), "last")
     untrained = job.control == "untrained"
     stand_in = {untrained_run(each, scratch) if untrained else each.base: each.base for each in job.on}
-    frame = job.table([f"{run}@{mark}" if job.study.at else run for run in stand_in])
+    frame = job.run_study([f"{run}@{mark}" if job.study.at else run for run in stand_in])
     frame = frame.assign(run=frame["run"].replace(stand_in))
 
-    def renamed(ref: str, wanted: str | None) -> str:
+    def rename_run(ref: str, wanted: str | None) -> str:
         run, _, step = ref.rpartition("@")
         return ref if run not in stand_in else f"{stand_in[run]}@{wanted or step}"
 
     marks = job.study.at or (None,)
-    copies = [frame.assign(ref=[renamed(str(ref), wanted) for ref in frame["ref"]]) for wanted in marks]
+    copies = [frame.assign(ref=[rename_run(str(ref), wanted) for ref in frame["ref"]]) for wanted in marks]
     return pandas.concat(copies, ignore_index=True)
 
 

@@ -104,7 +104,7 @@ def claim_count_and_correction(verdicts: Sequence[Verdict]) -> str:
     return f"{claims} claims.{family}"
 
 
-def rules(paper: Paper, row: PaperRow, decided: Container[str]) -> Text:
+def rules_section(paper: Paper, row: PaperRow, decided: Container[str]) -> Text:
     """Returns the claims of an experiment with their rules, or why nothing of it is decided."""
     lines = []
     for claim in paper.claim:

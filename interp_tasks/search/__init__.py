@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.search.plan import SearchPlan, make_plan
+from interp_tasks.search.search_plan import SearchPlan, make_plan
 
 if TYPE_CHECKING:
-    from interp_tasks.search.study import SearchResult, search
+    from interp_tasks.search.run_search import SearchResult, search
 
 __all__ = ["SearchPlan", "SearchResult", "make_plan", "search"]
 
@@ -16,6 +16,6 @@ def __getattr__(name: str) -> Any:
     # A plan needs neither torch nor Optuna.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from interp_tasks.search import study
+    from interp_tasks.search import run_search
 
-    return getattr(study, name)
+    return getattr(run_search, name)

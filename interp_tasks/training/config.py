@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from interp_tasks.errors import UserError
 from tasks import registry
-from tasks.settings import error_line, list_valued_fields
+from tasks.model_settings import list_valued_fields, validation_error_line
 
 SECTIONS = ("task", "model", "train")
-#: The parts of a model, see :mod:`interp_tasks.training.source_checkpoints`.
+#: The parts of a model, see :mod:`interp_tasks.training.start_weights_and_teacher`.
 Part = Literal["attn", "qk", "mlp", "embed", "pos_embed", "unembed"]
 PARTS: tuple[Part, ...] = get_args(Part)
 #: Those that share out all parameters; ``qk`` is within ``attn``.
@@ -207,14 +207,14 @@ def train_config(values: Mapping[str, Any]) -> TrainConfig:
     try:
         return TrainConfig(**values)
     except ValidationError as error:
-        raise UserError(error_line(error, "train", TrainConfig.model_fields)) from None
+        raise UserError(validation_error_line(error, "train", TrainConfig.model_fields)) from None
 
 
 def read_task_presets(task_name: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     """Returns the presets of a task; torch-free for a built-in one."""
     if task_name in registry.BUILT_IN:
         return registry.built_in_presets(task_name)
-    if task_name not in registry.names():
+    if task_name not in registry.task_names():
         raise UserError(registry.unknown_task_message(task_name))
     return registry.task_class(task_name).presets
 

@@ -14,11 +14,11 @@ from interp_tasks.checkpoints.run_writer import KEPT_STATES
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import FusedForward
-from interp_tasks.training.instrumentation import check_observed
-from interp_tasks.training.loop import whole_split
+from interp_tasks.training.observers_and_clock import check_observed
 from interp_tasks.training.trainer import model_settings, prepare_model
+from interp_tasks.training.training_loop import whole_train_split
 from tasks.base import Batch, Split, Task
-from tasks.settings import ModelSettings
+from tasks.model_settings import ModelSettings
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -88,7 +88,7 @@ def cost(
     config = config or TrainConfig()
     model, _ = prepare_model(task, settings, config, "cpu")
     check_observed(config.observe, model)
-    n = config.batch_size or len(whole_split(task))
+    n = config.batch_size or len(whole_train_split(task))
     forward, step, kept = count_cost(model, task, make_meta_batch(task, config, "train", n))
     stored = config.checkpoint_steps(task.published_steps)
     logged = config.steps // config.log_every + 1 + sum(each % config.log_every > 0 for each in stored)

@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp_tasks.devices import float32_matmul_precision
-from tasks.model_construction import is_post_norm
-from tasks.seeds import constant, generator
+from tasks.model_and_post_norm import is_post_norm
+from tasks.seeds_and_devices import constant, generator
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -28,7 +28,7 @@ Place = Literal["resid_mid", "resid_post"]
 
 
 @dataclass(frozen=True)
-class Dropout:
+class DropoutMasks:
     """The masks of one step (Syrkis & Søgaard 2024, code: z = drop(z + attn(z)); z = drop(z + mlp(z))).
 
     Attributes:
@@ -53,7 +53,7 @@ class Dropout:
         positions: Sequence[int] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """Applies this step's mask to ``resid`` (at ``positions``, if only some are computed)."""
-        kept = self.kept(len(resid), resid.shape[-1], layer, place).to(resid.device, resid.dtype)
+        kept = self.kept_entries(len(resid), resid.shape[-1], layer, place).to(resid.device, resid.dtype)
         if positions is not None:
             kept = kept[:, constant(tuple(positions), torch.long, resid.device)]
         return resid * kept / (1 - self.rate)
@@ -64,12 +64,14 @@ class Dropout:
         """Returns the entries that stay at every place of a model, by ``layer.place``."""
         places: tuple[Place, ...] = ("resid_post",) if model.cfg.attn_only else ("resid_mid", "resid_post")
         return {
-            f"{layer}.{place}": self.kept(examples, model.cfg.d_model, layer, place)
+            f"{layer}.{place}": self.kept_entries(examples, model.cfg.d_model, layer, place)
             for layer in range(model.cfg.n_layers)
             for place in places
         }
 
-    def kept(self, examples: int, d_model: int, layer: int, place: Place) -> Bool[Tensor, "rows pos d_model"]:
+    def kept_entries(
+        self, examples: int, d_model: int, layer: int, place: Place
+    ) -> Bool[Tensor, "rows pos d_model"]:
         """Returns the entries that stay, on the CPU where they are drawn here; of a shared mask one row."""
         if self.drawn:
             return self.drawn[f"{layer}.{place}"]
@@ -99,7 +101,7 @@ class HookedForward:
         self.read_positions = list(read_positions)
 
     def __call__(
-        self, tokens: Int[Tensor, "batch pos"], dropout: Dropout | None = None
+        self, tokens: Int[Tensor, "batch pos"], dropout: DropoutMasks | None = None
     ) -> Float[Tensor, "batch read d_out"]:
         """Returns the output at the positions that are read, by the model's own forward."""
         handles = []
@@ -108,7 +110,7 @@ class HookedForward:
                 for place in ("resid_mid", "resid_post"):
                     point = getattr(block, f"hook_{place}", None)
                     if point is not None:
-                        handles.append(point.register_forward_hook(_dropping(dropout, layer, place)))
+                        handles.append(point.register_forward_hook(_dropout_hook(dropout, layer, place)))
         try:
             output: Tensor = self.model(tokens)
         finally:
@@ -117,7 +119,7 @@ class HookedForward:
         return output[:, [position for position in self.read_positions if position < tokens.shape[1]]]
 
 
-def _dropping(dropout: Dropout, layer: int, place: Any) -> Callable[[Any, Any, Tensor], Tensor]:
+def _dropout_hook(dropout: DropoutMasks, layer: int, place: Any) -> Callable[[Any, Any, Tensor], Tensor]:
     return lambda module, args, resid: dropout(resid, layer, place)
 
 
@@ -150,7 +152,7 @@ class FusedForward:
         self.parameters = dict(model.named_parameters())
 
     def __call__(
-        self, tokens: Int[Tensor, "batch pos"], dropout: Dropout | None = None
+        self, tokens: Int[Tensor, "batch pos"], dropout: DropoutMasks | None = None
     ) -> Float[Tensor, "batch read d_out"]:
         """Returns the output at the positions that are read; in the last layer only those are computed."""
         n_pos = tokens.shape[1]
@@ -167,7 +169,7 @@ class FusedForward:
             else:
                 q, k, v = self._qkv(layer, resid, rows)
             if rows is not None:
-                resid = resid[:, _index(rows, resid.device)]
+                resid = resid[:, _rows_as_index(rows, resid.device)]
             mixed, prefix = self._attention(layer, q, k, v, rows), f"blocks.{layer}.attn."
             resid = resid + self._affine(mixed, f"{prefix}W_O", f"{prefix}b_O")
             if self.cfg.attn_only:
@@ -215,7 +217,7 @@ class FusedForward:
         x = self._norm_if_pre_norm(f"blocks.{layer}.ln1", resid)
         if rows is None:
             return list(self._project(layer, "QKV", x).chunk(3, dim=-1))
-        q = self._project(layer, "Q", x[:, _index(rows, x.device)])
+        q = self._project(layer, "Q", x[:, _rows_as_index(rows, x.device)])
         return [q, *self._project(layer, "KV", x).chunk(2, dim=-1)]
 
     def _qkv_by_lookup(self, tokens: Int[Tensor, "batch pos"], rows: tuple[int, ...] | None) -> list[Tensor]:
@@ -230,7 +232,7 @@ class FusedForward:
             packed = F.embedding(index, self._project(0, "QKV", table).flatten(0, 1))
             return list(packed.chunk(3, dim=-1))
         packed = F.embedding(index, self._project(0, "KV", table).flatten(0, 1))
-        read = _index(rows, tokens.device)
+        read = _rows_as_index(rows, tokens.device)
         q_table = self._project(0, "Q", table[read])
         offsets = self.cfg.d_vocab * torch.arange(len(rows), device=tokens.device)
         q = F.embedding(tokens[:, read] + offsets, q_table.flatten(0, 1))
@@ -242,7 +244,7 @@ class FusedForward:
         """Returns the heads' outputs, before W_O, at the positions that have a query."""
         scale = 1 / float(self.cfg.attn_scale)
         q, k, v = (rearrange(x, "b p (head d) -> b head p d", head=self.cfg.n_heads) for x in (q, k, v))
-        visible = self._visible(k.shape[2], rows, k.device)
+        visible = self._visible_keys(k.shape[2], rows, k.device)
         if q.shape[2] == 1 and visible is None:
             # A fused kernel does not pay for a single query that sees every key.
             pattern = (q * scale * k).sum(-1, keepdim=True).softmax(2)
@@ -251,14 +253,14 @@ class FusedForward:
             z = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
         return rearrange(z, "b head p d -> b p (head d)")
 
-    def _visible(
+    def _visible_keys(
         self, n_pos: int, rows: tuple[int, ...] | None, device: torch.device
     ) -> Bool[Tensor, "query key"] | None:
         """Returns the mask of the keys that each computed query sees; ``None`` if all see all."""
         if self.cfg.attention_dir == "bidirectional" or (rows is not None and min(rows) == n_pos - 1):
             return None
         positions = torch.arange(n_pos, device=device)
-        queries = positions if rows is None else positions[_index(rows, device)]
+        queries = positions if rows is None else positions[_rows_as_index(rows, device)]
         return positions <= queries[:, None]
 
     def _mlp(self, layer: int, resid: Tensor) -> Tensor:
@@ -268,7 +270,7 @@ class FusedForward:
         return self._affine(hidden, f"{prefix}W_out", f"{prefix}b_out")
 
 
-def _index(rows: tuple[int, ...], device: torch.device) -> Int[Tensor, " row"]:
+def _rows_as_index(rows: tuple[int, ...], device: torch.device) -> Int[Tensor, " row"]:
     return constant(rows, torch.long, device)
 
 

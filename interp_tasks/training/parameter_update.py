@@ -13,7 +13,7 @@ from torch import Tensor
 
 from interp_tasks.training.config import TrainConfig
 from tasks.base import Batch, Task
-from tasks.seeds import moved
+from tasks.seeds_and_devices import move_to_device
 
 RANDOM = "random/torch"
 #: What :meth:`Updater.apply` calls with the stage ("raw", "filtered") and the gradients of that stage.
@@ -45,7 +45,7 @@ class Updater:
         #: What the filter remembers, by parameter and then by name.
         self.memory: dict[str, dict[str, Tensor]] = {name: {} for name in self.parameters}
 
-    def set_rate(self, step: int) -> None:
+    def set_learning_rate(self, step: int) -> None:
         """Sets the learning rate of update number ``step``."""
         rate = self.config.learning_rate_at(step)
         for group in self.optimizer.param_groups:
@@ -72,7 +72,7 @@ class Updater:
         for name, gradient in self._gradients().items():
             FILTERS[kind](self.memory[name], gradient, self.config)
 
-    def state(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Returns optimiser moments, the filter's memory and torch's random state as flat tensors.
 
         The learning rate is a function of the step and every random draw one of (seed, label), so there is no
@@ -88,8 +88,8 @@ class Updater:
             tensors |= {f"grokfast/{name}/{key}".rstrip("/"): tensor for key, tensor in memory.items()}
         return tensors
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what :meth:`state` gave."""
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what :meth:`state_tensors` gave."""
         torch.set_rng_state(tensors[RANDOM])
         for name, parameter in self.parameters.items():
             moments = _tensors_under_prefix(f"optimizer/{name}", tensors, parameter.device)
@@ -247,7 +247,7 @@ class CapturedUpdate:
                 return
         kept, replay = self.captured[shapes]
         for name, tensor in inputs.items():
-            kept[name].copy_(moved(tensor, kept[name].device))
+            kept[name].copy_(move_to_device(tensor, kept[name].device))
         replay()
 
     def forget(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from interp_tasks.checkpoints.checkpoint import config_to_json
-from interp_tasks.checkpoints.refs import resolve_one
+from interp_tasks.checkpoints.checkpoint_refs import resolve_single_ref
 from interp_tasks.checkpoints.run_files import check_run_name, read_run
 from interp_tasks.checkpoints.run_writer import LearningRateSchedule, RunFolder
 from interp_tasks.devices import check_device, float32_matmul_precision
@@ -25,13 +25,13 @@ from interp_tasks.training.config import (
     read_task_presets,
     train_config,
 )
-from interp_tasks.training.instrumentation import Observer, run_info
-from interp_tasks.training.loop import StepProgress, TrainingLoop
-from interp_tasks.training.source_checkpoints import copy_weights, freeze_others, record_of
+from interp_tasks.training.observers_and_clock import Observer, run_info
+from interp_tasks.training.start_weights_and_teacher import copy_weights, freeze_others, source_record
+from interp_tasks.training.training_loop import StepProgress, TrainingLoop
 from tasks.base import Task
+from tasks.model_settings import ModelSettings, validation_error_line
 from tasks.registry import get
-from tasks.seeds import derive_seed
-from tasks.settings import ModelSettings, error_line
+from tasks.seeds_and_devices import derive_seed
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -81,9 +81,9 @@ def train(
     task, settings, config = resolve_settings(task, preset, settings, config)
     check_device(device)
     check_precision(config, device)
-    config = with_threads(config, out)
+    config = config_with_threads(config, out)
     model, described = prepare_model(task, settings, config, device, model)
-    with reproducible(config):
+    with reproducible_run(config):
         loop = TrainingLoop(task, model, config, device, observers, progress)
         info = run_info(task, config, preset, device) | loop.run_json_record()
         schedule = LearningRateSchedule(SCHEDULE, lambda train: train_config(train).learning_rate_at)
@@ -128,8 +128,8 @@ def prepare_model(
         if not own_model:
             task.constrain(model, settings)
     if config.attention_from is not None:
-        teacher = resolve_one(config.attention_from, f"train.attention_from={config.attention_from}")
-        sources["attention"] = record_of(teacher)
+        teacher = resolve_single_ref(config.attention_from, f"train.attention_from={config.attention_from}")
+        sources["attention"] = source_record(teacher)
     freeze_others(model, config)
     model.to(device, print_details=False)
     described = {
@@ -171,10 +171,10 @@ def model_settings(task: Task, values: Mapping[str, Any]) -> ModelSettings:
     try:
         return task.Model(**values)
     except ValidationError as error:
-        raise UserError(error_line(error, "model", task.Model.model_fields)) from None
+        raise UserError(validation_error_line(error, "model", task.Model.model_fields)) from None
 
 
-def with_threads(config: TrainConfig, out: Path) -> TrainConfig:
+def config_with_threads(config: TrainConfig, out: Path) -> TrainConfig:
     """Returns the config with the run's stored number of threads, else the current one: sums depend on it."""
     if config.threads is not None:
         return config
@@ -196,7 +196,7 @@ def check_precision(config: TrainConfig, device: str) -> None:
 
 
 @contextlib.contextmanager
-def reproducible(config: TrainConfig) -> Iterator[None]:
+def reproducible_run(config: TrainConfig) -> Iterator[None]:
     """Sets threads, deterministic kernels, denormals and torch's generator for the run, and restores them."""
     threads, random_state = torch.get_num_threads(), torch.get_rng_state()
     deterministic = torch.are_deterministic_algorithms_enabled()

@@ -2,7 +2,7 @@
 
 from tasks.matrix_completion.attention_templates import hide_rows
 from tasks.matrix_completion.autoregressive import AutoregressiveCompletion, AutoregressiveModelSettings
-from tasks.matrix_completion.completion_methods import unrecoverable
+from tasks.matrix_completion.low_rank_fill_methods import unrecoverable
 from tasks.matrix_completion.task import (
     MatrixCompletion,
     MatrixCompletionSizes,

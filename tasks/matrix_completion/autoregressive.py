@@ -17,9 +17,9 @@ from torch import Tensor
 from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets
 from tasks.matrix_completion.attention_templates import Templates, autoregressive_templates
 from tasks.matrix_completion.matrix_task_base import MASK_ID, MatrixTask, sum_count_by_mask
+from tasks.model_settings import ModelSettings
 from tasks.registry import built_in_presets, register
-from tasks.seeds import constant
-from tasks.settings import ModelSettings
+from tasks.seeds_and_devices import constant
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -57,12 +57,12 @@ class AutoregressiveCompletion(MatrixTask):
     loss_on: Literal["sequence", "answer"] = "sequence"
 
     @property
-    def entries(self) -> int:
+    def n_entries(self) -> int:
         return self.n * self.columns
 
     @property
     def sequence_length(self) -> int:
-        return 2 * self.entries
+        return 2 * self.n_entries
 
     @property
     def separator_id(self) -> int:
@@ -75,7 +75,7 @@ class AutoregressiveCompletion(MatrixTask):
     @property
     def read_positions(self) -> tuple[int, ...]:
         """The positions that the loss reads: all, or those from SEP on."""
-        return tuple(range(0 if self.loss_on == "sequence" else self.entries, self.sequence_length))
+        return tuple(range(0 if self.loss_on == "sequence" else self.n_entries, self.sequence_length))
 
     def batch(self, values: Float[Tensor, "batch entry"], hidden: Bool[Tensor, "batch entry"]) -> Batch:
         """Makes a batch from matrices of your own (row-major) and a mask: values are rounded to the grid first.
@@ -104,15 +104,15 @@ class AutoregressiveCompletion(MatrixTask):
         zeros, with the right sign. ``mse_masked``, ``mse_observed``: pairs, for the mean of the predicted
         distribution over values, to be compared with matrix completion's.
         """
-        logits = output[:, -self.entries :]
-        targets = batch.targets[:, -self.entries :]
+        logits = output[:, -self.n_entries :]
+        targets = batch.targets[:, -self.n_entries :]
         wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
         values = torch.arange(1, 2 * self.n_positive_values + 2, device=logits.device)
         mean = wide[..., values].softmax(-1) @ self.decode(values).to(wide.dtype)
         return {
             "loss_answer": F.cross_entropy(wide.mT, targets, reduction="none").mean(1),
             **self._accuracies(logits.argmax(-1), batch),
-            **self._errors(mean, batch),
+            **self._squared_errors(mean, batch),
         }
 
     def decoded(self, model: HookedTransformer, batch: Batch) -> dict[str, Metric]:
@@ -120,18 +120,18 @@ class AutoregressiveCompletion(MatrixTask):
 
         Each entry is predicted from the model's own answers before it; a token that is no value counts as 0.
         """
-        answers = greedy_decode(model, batch.tokens[:, : self.entries + 1], self.entries)
+        answers = greedy_decode(model, batch.tokens[:, : self.n_entries + 1], self.n_entries)
         return {
             **self._accuracies(answers, batch),
-            **self._errors(self.decode(answers).nan_to_num(0.0), batch),
+            **self._squared_errors(self.decode(answers).nan_to_num(0.0), batch),
         }
 
     def probe_targets(self, batch: Batch) -> ProbeTargets:
         """Returns ``next_element``, which each position from SEP on predicts; splits ``hidden``, ``observed``."""
-        masked_half, hidden = (self.entries, 0), batch.extras["hidden"]
+        masked_half, hidden = (self.n_entries, 0), batch.extras["hidden"]
         values = F.pad(self._flattened_matrices(batch), masked_half)
         splits = {"hidden": F.pad(hidden, masked_half), "observed": F.pad(~hidden, masked_half)}
-        positions = tuple(range(self.entries, self.sequence_length))
+        positions = tuple(range(self.n_entries, self.sequence_length))
         return ProbeTargets({"next_element": ProbeTarget(values, "regression")}, splits, positions)
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
@@ -143,10 +143,10 @@ class AutoregressiveCompletion(MatrixTask):
         return autoregressive_templates(self.n, self.columns)
 
     def _flattened_matrices(self, batch: Batch) -> Float[Tensor, "batch entry"]:
-        return self.decode(batch.targets[:, -self.entries :])
+        return self.decode(batch.targets[:, -self.n_entries :])
 
     def _accuracies(self, ids: Int[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
-        truth, hidden = batch.targets[:, -self.entries :], batch.extras["hidden"]
+        truth, hidden = batch.targets[:, -self.n_entries :], batch.extras["hidden"]
         # Token ids are linear in the value, so those of v and −v lie symmetrically around that of 0.
         zero = self.n_positive_values + 1
         right, size = ids == truth, (ids - zero).abs() == (truth - zero).abs()
@@ -159,7 +159,7 @@ class AutoregressiveCompletion(MatrixTask):
             "sign_hidden": ((right & signed).sum(1), signed.sum(1)),
         }
 
-    def _errors(self, values: Float[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
+    def _squared_errors(self, values: Float[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
         error = (values - self._flattened_matrices(batch)).square()
         masked, observed = sum_count_by_mask(error, batch.extras["hidden"])
         return {"mse_masked": masked, "mse_observed": observed}

@@ -61,7 +61,7 @@ def least_nuclear_norm(
     """
     observed = check_and_zero_fill(values, hidden, penalty)
     chunks = [
-        _solve(x, h, penalty, tolerance)
+        _solve_chunk(x, h, penalty, tolerance)
         for x, h in zip(observed.split(CHUNK), hidden.split(CHUNK), strict=True)
     ]
     matrices, objective, bound = (torch.cat(parts) for parts in zip(*chunks, strict=True))
@@ -78,7 +78,7 @@ def check_and_zero_fill(values: Tensor, hidden: Tensor, penalty: float | None) -
     return observed
 
 
-def objective(
+def nuclear_norm_objective(
     matrices: Float[Tensor, "batch rows columns"],
     values: Float[Tensor, "batch rows columns"],
     hidden: Bool[Tensor, "batch rows columns"],
@@ -92,7 +92,7 @@ def objective(
     return error / (~hidden).sum((1, 2)).clamp(min=1) + penalty * norm
 
 
-def _solve(
+def _solve_chunk(
     observed: Tensor, hidden: Tensor, penalty: float | None, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (matrices, objective, bound) of one chunk; ``observed`` is 0 at hidden entries."""
@@ -103,7 +103,7 @@ def _solve(
     soft = torch.zeros_like(known) if penalty is None else penalty * known / 2 / scale[:, 0, 0]
     matrices, bound = torch.empty_like(observed), torch.empty_like(known)
     working = torch.arange(len(observed), device=observed.device)
-    state = _SolverState.start(observed / scale, ~hidden, soft)
+    state = _SolverState.feasible_start(observed / scale, ~hidden, soft)
     for _ in range(MAX_STEPS):
         completed, dual, gap = state.completion_bound_and_gap(keep_observed=penalty is None)
         # Where all observed entries are 0 the objective is 0, so the gap is absolute.
@@ -111,8 +111,8 @@ def _solve(
         matrices[working[done]], bound[working[done]] = completed[done], dual[done]
         if done.all():
             break
-        working, state = working[~done], state.of(~done)
-        state.step()
+        working, state = working[~done], state.select(~done)
+        state.take_newton_step()
     else:
         raise TaskError(
             f"{len(working)} matrices are not solved to a tolerance of {tolerance:g}: ask for a larger one"
@@ -121,7 +121,7 @@ def _solve(
     matrices = matrices * scale
     if penalty is None:
         matrices = torch.where(hidden, matrices, observed)
-    return matrices, objective(matrices, observed, hidden, penalty), bound * unit
+    return matrices, nuclear_norm_objective(matrices, observed, hidden, penalty), bound * unit
 
 
 @dataclass
@@ -135,13 +135,13 @@ class _SolverState:
     dual: Tensor  # Y [batch n m]
 
     @classmethod
-    def start(cls, observed: Tensor, known: Tensor, soft: Tensor) -> _SolverState:
+    def feasible_start(cls, observed: Tensor, known: Tensor, soft: Tensor) -> _SolverState:
         """Returns the feasible start: U = X with hidden entries 0, which has largest singular value 1, and Y = 0."""
         rows, columns = observed.shape[1:]
         eye = torch.eye(rows + columns, dtype=observed.dtype, device=observed.device)
         return cls(observed, known, soft, 2 * eye + _from_off_diagonal(observed), torch.zeros_like(observed))
 
-    def of(self, chosen: Tensor) -> _SolverState:
+    def select(self, chosen: Tensor) -> _SolverState:
         return _SolverState(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
     def completion_bound_and_gap(self, keep_observed: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,7 +157,7 @@ class _SolverState:
         reached = reached + torch.where(self.soft > 0, error / (2 * self.soft), 0)
         return completed, bound, reached - bound
 
-    def step(self) -> None:
+    def take_newton_step(self) -> None:
         """Takes one Newton step towards the central path, so long that primal and dual stay positive definite."""
         rows, columns = self.observed.shape[1:]
         size = rows + columns
@@ -166,7 +166,7 @@ class _SolverState:
         target = SIGMA * (self.primal * slack).sum((1, 2), keepdim=True) / size
         inverse = torch.linalg.inv(slack)
         residual = self.observed - self.soft[:, None, None] * self.dual - target * inverse[:, :rows, rows:]
-        dual_move = self._newton(inverse, residual.masked_fill(~self.known, 0))
+        dual_move = self._newton_direction(inverse, residual.masked_fill(~self.known, 0))
         slack_move = -_from_off_diagonal(dual_move) / 2
         curvature = self.primal @ slack_move @ inverse
         primal_move = target * inverse - self.primal - (curvature + curvature.mT) / 2
@@ -177,7 +177,7 @@ class _SolverState:
         self.primal = self.primal + primal_step[:, None, None] * primal_move
         self.dual = self.dual + dual_step[:, None, None] * dual_move
 
-    def _newton(self, inverse: Tensor, right: Tensor) -> Tensor:
+    def _newton_direction(self, inverse: Tensor, right: Tensor) -> Tensor:
         """Returns the Newton step of Y, from one linear system in the observed entries."""
         batch, rows, columns = self.observed.shape
         first, second = slice(None, rows), slice(rows, None)
@@ -257,4 +257,4 @@ def solve_by_cvxpy(
         matrices[at], bounds[at] = torch.from_numpy(completion.value), float(problem.value)
     if penalty is None:
         matrices = torch.where(hidden.cpu(), matrices, observed)
-    return Completion(matrices, objective(matrices, observed, hidden.cpu(), penalty), bounds)
+    return Completion(matrices, nuclear_norm_objective(matrices, observed, hidden.cpu(), penalty), bounds)

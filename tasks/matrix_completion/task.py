@@ -25,7 +25,7 @@ from tasks.base import (
     Task,
 )
 from tasks.matrix_completion.attention_templates import attention_templates, longest_column_run, parse_mask
-from tasks.matrix_completion.completion_methods import (
+from tasks.matrix_completion.low_rank_fill_methods import (
     alternating_least_squares,
     fill_by_rank1_ratio,
     gradient_descent,
@@ -34,9 +34,9 @@ from tasks.matrix_completion.completion_methods import (
 )
 from tasks.matrix_completion.matrix_task_base import MASK_ID, MatrixTask, sum_count_by_mask
 from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, solve_by_cvxpy
+from tasks.model_settings import ModelSettings
 from tasks.registry import built_in_presets, register
-from tasks.seeds import generator
-from tasks.settings import ModelSettings
+from tasks.seeds_and_devices import generator
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -156,7 +156,7 @@ class MatrixCompletion(MatrixTask):
     def probe_targets(self, batch: Batch) -> ProbeTargets:
         """Returns entries, rows and singular vectors; see :func:`entry_and_singular_vector_targets`."""
         return entry_and_singular_vector_targets(
-            self._grid(batch.targets), self._grid(batch.extras["hidden"])
+            self._as_matrices(batch.targets), self._as_matrices(batch.extras["hidden"])
         )
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
@@ -175,7 +175,7 @@ class MatrixCompletion(MatrixTask):
         solve = least_nuclear_norm if solver == "batched" else solve_by_cvxpy
 
         def with_penalty(penalty: float | None) -> Method:
-            return self._on_batches(lambda values, hidden: solve(values, hidden, penalty).matrices)
+            return self._method_of_fill(lambda values, hidden: solve(values, hidden, penalty).matrices)
 
         penalised = {f"{NUCLEAR_NORM}, lambda {penalty:g}": with_penalty(penalty) for penalty in PENALTIES}
         return {NUCLEAR_NORM: with_penalty(None), **penalised}
@@ -191,15 +191,15 @@ class MatrixCompletion(MatrixTask):
             "ALS, 100 steps, ridge 0.01": partial(als, ridge=0.01),
             "gradient descent, 100 steps": partial(gradient_descent, rank=self.rank, steps=100),
         }
-        return {name: self._on_batches(fill) for name, fill in fillings.items()}
+        return {name: self._method_of_fill(fill) for name, fill in fillings.items()}
 
-    def _on_batches(self, fill: Callable[[Tensor, Tensor], Tensor]) -> Method:
+    def _method_of_fill(self, fill: Callable[[Tensor, Tensor], Tensor]) -> Method:
         return lambda batch: fill(*self._matrices_and_hidden(batch)).flatten(1)[..., None]
 
     def _matrices_and_hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns (values, hidden), float64 ``[batch row column]``; hidden values are NaN: no method may read them."""
-        hidden = self._grid(batch.extras["hidden"])
-        return self._grid(batch.targets.double()).masked_fill(hidden, float("nan")), hidden
+        hidden = self._as_matrices(batch.extras["hidden"])
+        return self._as_matrices(batch.targets.double()).masked_fill(hidden, float("nan")), hidden
 
     def entry_groups(self, batch: Batch) -> dict[str, Tensor]:
         """Returns kinds of hidden entries, by name: boolean ``[batch pos]``.
@@ -222,11 +222,11 @@ class MatrixCompletion(MatrixTask):
 
     def properties(self, output: Float[Tensor, "batch pos 1"]) -> dict[str, Metric]:
         """Returns properties of an output whether it is right or not: its ``nuclear_norm`` as a matrix."""
-        matrices = self._grid(output.squeeze(-1))
+        matrices = self._as_matrices(output.squeeze(-1))
         matrices = matrices.float() if matrices.dtype.itemsize < 4 else matrices
         return {"nuclear_norm": torch.linalg.svdvals(matrices).sum(1)}
 
-    def _grid(self, entries: Tensor) -> Tensor:
+    def _as_matrices(self, entries: Tensor) -> Tensor:
         """Returns numbers of entries ``[batch pos]`` as matrices ``[batch row column]``."""
         return entries.unflatten(1, (self.n, self.columns))
 
@@ -311,7 +311,7 @@ class MatrixCompletion(MatrixTask):
     def attention_relocations(self, batch: Batch, seed: int) -> dict[str, FeatureRelocation]:
         """Returns ``longest_column``: examples whose longest run of observed entries moves to another column."""
         hidden, m = batch.extras["hidden"].cpu(), self.columns
-        longest = self._grid(longest_column_run(~hidden, self.n, m)).any(1)
+        longest = self._as_matrices(longest_column_run(~hidden, self.n, m)).any(1)
         # Where one column alone has it; then the masks of this column and of another one are exchanged.
         unique = longest.sum(1) == 1
         if m < 2 or int(unique.sum()) < 2:
@@ -321,7 +321,7 @@ class MatrixCompletion(MatrixTask):
         target = (source + torch.randint(1, m, source.shape, generator=stream)) % m
         examples, order = torch.arange(len(source)), torch.arange(m).repeat(len(source), 1)
         order[examples, source], order[examples, target] = target, source
-        cells = self._grid(hidden[unique])
+        cells = self._as_matrices(hidden[unique])
         exchanged = cells.gather(2, order[:, None].expand_as(cells)).flatten(1)
         values = batch.targets[unique.to(batch.targets.device)]
         before, after = (self.batch(values, mask.to(values.device)) for mask in (hidden[unique], exchanged))

@@ -12,8 +12,8 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from tasks.base import Batch, DropMetric, GridAxis, ProbeTarget, ProbeTargets, Split, Task, check_sample_size
-from tasks.seeds import generator
-from tasks.settings import ModelSettings
+from tasks.model_settings import ModelSettings
+from tasks.seeds_and_devices import generator
 
 
 class ArithmeticModelSettings(ModelSettings):

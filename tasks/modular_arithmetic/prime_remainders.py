@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from tasks.base import Batch, DropMetric, GridAxis, Metric, ModularAnswer
+from tasks.model_settings import ModelSettings
 from tasks.modular_arithmetic.modular_task_base import (
     ArithmeticModelSettings,
     ModularTask,
@@ -19,8 +20,7 @@ from tasks.modular_arithmetic.modular_task_base import (
     primes_below,
 )
 from tasks.registry import built_in_presets, register
-from tasks.seeds import constant, generator
-from tasks.settings import ModelSettings
+from tasks.seeds_and_devices import constant, generator
 
 
 class MiiiiModelSettings(ArithmeticModelSettings):
@@ -133,7 +133,7 @@ class Miiii(ModularTask):
         """
         losses = self._cross_entropies(output, batch)
         losses = losses / torch.tensor(self.moduli, device=losses.device).double().log()
-        answers = torch.stack([own.argmax(-1) for own in self._logits(output)], 1)
+        answers = torch.stack([own.argmax(-1) for own in self._logits_by_prime(output)], 1)
         correct = (answers == batch.targets).double()
         metrics: dict[str, Metric] = {"loss": losses.mean(1), "accuracy": correct.mean(1)}
         for column, q in enumerate(self.moduli):
@@ -146,10 +146,10 @@ class Miiii(ModularTask):
     ) -> Float[Tensor, "batch tasks"]:
         if output.is_cuda:
             return self._cross_entropies_at_once(output, batch)
-        own = self._logits(output)
+        own = self._logits_by_prime(output)
         return torch.stack([cross_entropy(part, batch.targets[:, i]) for i, part in enumerate(own)], 1)
 
-    def _logits(self, output: Float[Tensor, "batch _ classes"]) -> tuple[Tensor, ...]:
+    def _logits_by_prime(self, output: Float[Tensor, "batch _ classes"]) -> tuple[Tensor, ...]:
         """Returns the logits of each prime."""
         return self.read(output)[:, 0].split(self.moduli, dim=-1)
 
@@ -159,7 +159,7 @@ class Miiii(ModularTask):
         """Returns the same by operations on all primes: a GPU takes longer to launch some for each than to compute."""
         packed = self.read(output)[:, 0].double()
         with torch.no_grad():
-            largest = torch.stack([own.amax(-1) for own in self._logits(output)], 1).double()
+            largest = torch.stack([own.amax(-1) for own in self._logits_by_prime(output)], 1).double()
         owner = constant(self._prime_of_each_column, torch.long, packed.device)
         primes = torch.arange(len(self.moduli), device=packed.device)
         columns = (owner[:, None] == primes).double()  # [class prime]

@@ -153,9 +153,9 @@ def build(
 
 def _hooked(settings: dict[str, Any], dtype: torch.dtype) -> Any:
     if settings.get("norm") == "post":
-        from tasks.model_construction import EPS, PostNormConfig, construct
+        from tasks.model_and_post_norm import EPS, PostNormConfig, build_from_config
 
-        return construct(PostNormConfig(eps=EPS, dtype=dtype, **settings))
+        return build_from_config(PostNormConfig(eps=EPS, dtype=dtype, **settings))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         config = transformer_lens.HookedTransformerConfig(dtype=dtype, **settings)

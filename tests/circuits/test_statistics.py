@@ -7,7 +7,14 @@ import warnings
 import numpy as np
 import pytest
 
-from circuits.statistics import bootstrap, holm, least_p_notes, percentiles, sign_flip_p_values, summarise
+from circuits.statistics import (
+    bootstrap_ratios,
+    holm_adjusted,
+    p_value_floor_notes,
+    percentiles,
+    sign_flip_p_values,
+    summarise,
+)
 
 
 @pytest.fixture
@@ -27,12 +34,12 @@ def test_bootstrap_resamples_examples_and_recomputes_the_ratio(data):
         rows = [example for example, times in enumerate(draw) for _ in range(times)]
         assert len(rows) == 40
         expected.append([s[rows].sum() / c[rows].sum() for s, c in zip(sums, counts, strict=True)])
-    np.testing.assert_allclose(bootstrap(sums, counts, seed=7, draws=50), expected, rtol=1e-12)
+    np.testing.assert_allclose(bootstrap_ratios(sums, counts, seed=7, draws=50), expected, rtol=1e-12)
 
 
 def test_intervals_are_percentiles_of_paired_resamples(data):
     found = summarise(*data, seed=3, draws=500, flips=100, level=0.9)
-    draws = bootstrap(*data, seed=3, draws=500)
+    draws = bootstrap_ratios(*data, seed=3, draws=500)
     changes, ratios = draws - draws[:, :1], draws / draws[:, :1]
     for name, drawn in {"value": draws, "effect": changes, "ratio": ratios}.items():
         for end, expected in zip(("low", "high"), np.quantile(drawn, [0.05, 0.95], axis=0), strict=True):
@@ -128,10 +135,10 @@ def test_percentiles_are_those_of_numpy_without_nan(draws, level):
 
 def test_holm_by_hand():
     """Holm 1979: multiply the sorted p by m, m-1, ..., keep it from falling, stop at 1."""
-    found = holm(np.array([0.01, 0.04, np.nan, 0.03, 0.5]))
+    found = holm_adjusted(np.array([0.01, 0.04, np.nan, 0.03, 0.5]))
     np.testing.assert_allclose(found, [0.04, 0.09, np.nan, 0.09, 0.5])
-    np.testing.assert_allclose(holm(np.array([0.6, 0.7])), [1.0, 1.0])
-    assert len(holm(np.array([]))) == 0
+    np.testing.assert_allclose(holm_adjusted(np.array([0.6, 0.7])), [1.0, 1.0])
+    assert len(holm_adjusted(np.array([]))) == 0
 
 
 @pytest.mark.parametrize(
@@ -144,7 +151,9 @@ def test_advice_is_given_where_the_strongest_data_fail_and_is_enough(tests, exam
     def smallest(examples, flips):
         sums = np.repeat([[0.0], [1.0]], [1, tests], axis=0) * np.ones(examples)
         p_values = sign_flip_p_values(sums, np.ones_like(sums), seed=0, flips=flips)[1:]
-        return holm(p_values).min(), least_p_notes(np.append(p_values, np.nan), examples, flips)
+        return holm_adjusted(p_values).min(), p_value_floor_notes(
+            np.append(p_values, np.nan), examples, flips
+        )
 
     best, notes = smallest(examples, flips)
     assert bool(notes) == (best >= 0.05)

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from interp_tasks.checkpoints.run_files import METRICS_FILE, parse_json, read_metrics
-from interp_tasks.disk import acquire_folder_lock, check_file
 from interp_tasks.errors import UserError
+from interp_tasks.file_io import acquire_folder_lock, check_regular_file
 
 
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
@@ -36,4 +36,4 @@ def test_what_may_never_end_is_not_read(tmp_path, make):
     file = tmp_path / "file"
     make(file)
     with pytest.raises(UserError, match=r"--tokens .*file: it is (a folder|no regular file)"):
-        check_file(file, "--tokens")
+        check_regular_file(file, "--tokens")

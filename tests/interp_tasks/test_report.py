@@ -10,7 +10,7 @@ from circuits import patterns
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.cli import main
-from interp_tasks.report import attention_figure, report, resolve_report_refs
+from interp_tasks.report import attention_slider_figure, report, resolve_report_refs
 from tests.interp_tasks.logs import write_run_of_task
 
 SAMPLES = 12
@@ -78,7 +78,7 @@ def steps_of(figure):
 def test_maps_of_attention_are_those_of_the_library_at_every_step(found, matrix):
     task, settings = matrix
     tokens = task.sample(SAMPLES, seed=0, split="test").tokens
-    figure = attention_figure(found.snapshots, LABELS)
+    figure = attention_slider_figure(found.snapshots, LABELS)
     steps = steps_of(figure)
     for step, maps in zip((0, 10, 40), steps.values(), strict=True):
         expected = patterns.attention(task.build_model(step, settings), tokens).mean.numpy()

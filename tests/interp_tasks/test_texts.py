@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interp_tasks.text_formatting import LAYOUT, LONGEST, brief, one_line, printable
+from interp_tasks.text_formatting import LAYOUT, LONGEST, escape_control_characters, one_line, shorten_middle
 
 CONTROLS = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Zl", "Zp")]
 #: Of Unicode's property Bidi_Control.
@@ -17,23 +17,25 @@ BIDI = [chr(code) for code in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *r
 @pytest.mark.parametrize("keep", ["", LAYOUT])
 def test_every_control_and_no_other_character_is_spelled_out(keep):
     for character in [*CONTROLS, *BIDI]:
-        assert printable(character, keep=keep) == (character if character in keep else repr(character)[1:-1])
+        assert escape_control_characters(character, keep=keep) == (
+            character if character in keep else repr(character)[1:-1]
+        )
         assert repr(character)[1] == "\\"
     plain = "größe → 😀 ‍\u200d e\u0301 \u00a0|"
-    assert printable(plain) == plain
+    assert escape_control_characters(plain) == plain
 
 
 @given(st.text())
 def test_json_comes_back_whole(text):
     written = json.dumps([text], ensure_ascii=False)
-    shown = printable(written, keep=LAYOUT, json=True)
+    shown = escape_control_characters(written, keep=LAYOUT, json=True)
     assert json.loads(shown) == [text]
     assert not set(shown) & {*CONTROLS, *BIDI} - {*LAYOUT}
 
 
 @given(st.text(), st.integers(4, 100))
 def test_both_ends_of_a_long_text_stay(text, most):
-    shown = brief(text, most)
+    shown = shorten_middle(text, most)
     assert len(shown) == min(len(text), most)
     head, cut, tail = shown.partition("...") if len(text) > most else (text, "", "")
     if "..." not in text:

@@ -12,7 +12,7 @@ import pytest
 
 PARENT = """
 import os, sys, time
-from interp_tasks.cli.terminal import exit_code_of
+from interp_tasks.cli.terminal import run_for_exit_code
 from interp_tasks.workers import worker_pool
 
 def work():
@@ -23,7 +23,7 @@ def work():
         print(pool.submit(os.getpid).result(), flush=True)
         pool.submit(time.sleep, 60).result()
 
-sys.exit(exit_code_of(work, debug=False))
+sys.exit(run_for_exit_code(work, debug=False))
 """
 
 

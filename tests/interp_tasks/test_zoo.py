@@ -10,15 +10,15 @@ import tasks
 from docs.scripts import pack as packing
 from docs.scripts.pack import pack_recipe, shipped_runs, stored_metrics
 from interp_tasks import UserError, grid_spec, load_checkpoint
-from interp_tasks.checkpoints import read_metrics, read_run, refs, resolve, stored_steps, zoo_names
-from interp_tasks.checkpoints.refs import ZOO_FOLDER
-from interp_tasks.checkpoints.run_files import read_meta
+from interp_tasks.checkpoints import checkpoint_refs, read_metrics, read_run, resolve, stored_steps, zoo_names
+from interp_tasks.checkpoints.checkpoint_refs import ZOO_FOLDER
+from interp_tasks.checkpoints.run_files import read_checkpoint_meta
 from interp_tasks.cli import main
 from interp_tasks.experiments import drops
 from interp_tasks.grid_spec import recipe_names, runs_shipped_by_recipe
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.trainer import model_settings
-from interp_tasks.zoo.catalog import catalog
+from interp_tasks.zoo.shipped_runs_table import shipped_run_rows
 
 #: What people open ships with weights, all else as logs and records.
 MOST_BYTES = 40e6
@@ -50,7 +50,9 @@ def test_every_run_has_the_config_and_checkpoints_of_its_recipe():
         steps = stored_steps(run)
         asked = resolved.train.checkpoint_steps(task.published_steps) if "all" in shipment.at else shipment.at
         assert len(steps) == len(asked), name
-        dtypes = [read_meta(resolve(f"zoo:{name}@{step}")[0].path)["weights"]["dtype"] for step in steps]
+        dtypes = [
+            read_checkpoint_meta(resolve(f"zoo:{name}@{step}")[0].path)["weights"]["dtype"] for step in steps
+        ]
         last = ["float32" if shipment.exact else "float16"] * bool(steps)
         assert dtypes == ["float16"] * (len(steps) - 1) + last, name
         # The log goes to the end of the training that the recipe asks for.
@@ -94,7 +96,7 @@ train.learning_rate = [0.02]
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """A zoo of one's own with a recipe in it, and a grid folder."""
-    for module in (refs, grid_spec):
+    for module in (checkpoint_refs, grid_spec):
         monkeypatch.setattr(module, "ZOO_FOLDER", tmp_path / "zoo")
     (tmp_path / "zoo/recipes").mkdir(parents=True)
     (tmp_path / "zoo/recipes/small.toml").write_text(RECIPE, encoding="utf-8")
@@ -112,7 +114,9 @@ def test_a_log_without_a_drop_says_so_where_a_mark_of_it_is_asked_for():
 
 def test_the_final_level_of_an_even_number_of_seeds_is_their_median():
     """The upper of the two in the middle was listed, and `runs drops` said another number."""
-    row = next(row for row in catalog() if row["name"].endswith("/seed-*") and len(row["seeds"]) % 2 == 0)
+    row = next(
+        row for row in shipped_run_rows() if row["name"].endswith("/seed-*") and len(row["seeds"]) % 2 == 0
+    )
     said = drops(row["name"], metric=row["metric"]).frame
     pooled = said[(said["run"] == row["name"]) & (said["metric"] == "final")]
     assert row["final"] == pytest.approx(pooled["value"].item(), rel=1e-12)
@@ -123,7 +127,7 @@ def test_a_recipe_is_trained_packed_and_listed(own, capsys):
     assert main(["grid", "small", "--executor", "serial", "--quiet"]) == 0
     names = ["tiny", "tiny-seeds/seed-10", "tiny-logs/10-of-0_02"]
     assert pack_recipe("small", Path("grids/small"), Path("zoo")) == names
-    assert refs.zoo_names() == sorted(names)
+    assert checkpoint_refs.zoo_names() == sorted(names)
     assert [each.step for each in resolve("zoo:tiny@all")] == [0, 1, 2]
     dtypes = [load_checkpoint(f"zoo:tiny@{step}").meta["weights"]["dtype"] for step in range(3)]
     assert dtypes == ["float16", "float16", "float32"]
@@ -138,7 +142,7 @@ def test_a_recipe_is_trained_packed_and_listed(own, capsys):
         assert packed_line["step"] == line["step"]
         for metric, value in line["validation"].items():
             assert packed_line["validation"][metric] == (None if value is None else float(f"{value:.9g}"))
-    rows = {row["name"]: row for row in catalog()}
+    rows = {row["name"]: row for row in shipped_run_rows()}
     assert list(rows) == ["zoo:tiny", "zoo:tiny-logs/10-of-0_02", "zoo:tiny-seeds/seed-*"]
     tiny = rows["zoo:tiny"]
     assert (tiny["seeds"], tiny["checkpoints"], tiny["size"]) == ([2], 3, "2/3 r1")

@@ -6,7 +6,7 @@ import torch
 
 import tasks
 from tasks import Batch, TaskError, derive_seed, pool
-from tasks.settings import ModelSettings
+from tasks.model_settings import ModelSettings
 
 
 @pytest.fixture

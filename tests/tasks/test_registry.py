@@ -8,7 +8,7 @@ import torch
 
 import tasks
 from tasks import TaskError, registry
-from tasks.settings import list_valued_fields
+from tasks.model_settings import list_valued_fields
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -75,7 +75,7 @@ def test_a_config_that_cannot_be_is_refused_in_one_line(name, config, says):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names() if not tasks.get(name).parts()])
+@pytest.mark.parametrize("name", [name for name in registry.task_names() if not tasks.get(name).parts()])
 def test_a_task_says_what_its_metrics_are_called(name):
     task = tasks.get(name)
     batch = task.sample(2)

@@ -66,7 +66,7 @@ COMMANDS: dict[str, dict[str, str]] = {
 
 #: Name -> module and function in this folder; the others are experiments, whose functions are their commands.
 FUNCTIONS = {
-    "train": "train:train",
+    "train": "train_and_search:train",
     "grid": "grid:grid",
     "list": "tasks:list_tasks",
     "cost": "tasks:cost",
@@ -74,7 +74,7 @@ FUNCTIONS = {
     "checkpoints": "runs:checkpoints",
     "import": "runs:import_weights",
     "report": "runs:report",
-    "search": "train:search",
+    "search": "train_and_search:search",
     "zoo": "runs:zoo",
     "reproduce": "reproduce:reproduce",
     "demo": "demo:demo",

@@ -9,13 +9,13 @@ import typer
 
 from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT
-from interp_tasks.cli.tables import print_as, write_and_show
+from interp_tasks.cli.tables import print_in_format, write_and_show
 from interp_tasks.cli.terminal import progress_line, write_line
-from interp_tasks.demo import Demo, demo_page, summary
+from interp_tasks.demo import Demo, demo_page, summary_lines
 from interp_tasks.demo import demo as measured
-from interp_tasks.disk import check_writable_file
+from interp_tasks.file_io import check_writable_file
 from interp_tasks.measurement.option_parsing import SEED
-from interp_tasks.measurement.result import join
+from interp_tasks.measurement.result import join_results
 
 
 def demo(
@@ -35,12 +35,12 @@ def demo(
     check_writable_file(out)
     with progress_line(common.quiet) as progress:
         found = measured(samples=samples, seed=seed, progress=progress)
-    write_and_show(lambda: [demo_page(found).write(out)], lambda: show(found, format), common.quiet)
+    write_and_show(lambda: [demo_page(found).write(out)], lambda: print_demo(found, format), common.quiet)
 
 
-def show(found: Demo, format: str) -> None:
+def print_demo(found: Demo, format: str) -> None:
     if format == "table":
-        for line in summary(found):
+        for line in summary_lines(found):
             write_line(line)
     else:
-        print_as(join([found.matrices.result, found.sums.result]), format)
+        print_in_format(join_results([found.matrices.result, found.sums.result]), format)

@@ -12,10 +12,10 @@ import typer
 from interp_tasks.checkpoints.run_files import check_folder_kind
 from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT, RATE
-from interp_tasks.cli.tables import print_as, print_rows, say, write_and_show
-from interp_tasks.cli.terminal import note, progress_line
-from interp_tasks.disk import check_writable_folder
+from interp_tasks.cli.tables import print_in_format, print_rows, print_wrapped, write_and_show
+from interp_tasks.cli.terminal import print_note, progress_line
 from interp_tasks.errors import UserError
+from interp_tasks.file_io import check_writable_folder
 from interp_tasks.measurement.option_parsing import DEVICE
 from interp_tasks.setting_parsing import EXECUTORS, MANY_RUNS, import_file
 from interp_tasks.text_formatting import format_bytes, format_duration, format_flop, one_line, pluralise
@@ -23,7 +23,7 @@ from interp_tasks.text_formatting import format_bytes, format_duration, format_f
 if TYPE_CHECKING:
     from interp_tasks.grid_spec import Spec
     from interp_tasks.grids import GridRun
-    from interp_tasks.measurement.loaded_checkpoints import Progress
+    from interp_tasks.measurement.experiment_options import Progress
 
 
 IMPORTS = typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks. Repeatable.")
@@ -57,7 +57,7 @@ def grid(
     """
     from interp_tasks import grids
     from interp_tasks.grid_spec import name_file_in_errors, read_grid_spec, recipe_file
-    from interp_tasks.grids.run import count_executor_slots
+    from interp_tasks.grids.run_and_tabulate import count_executor_slots
     from interp_tasks.grids.work_units import check_grid_spec
 
     if rate is not None and not dry_run:
@@ -84,20 +84,20 @@ def grid(
 
 def write_and_show_grid(done: GridRun, format: str, quiet: bool) -> None:
     """Writes and prints what a grid has found, and says what failed."""
-    from interp_tasks.grids.run import result_of
+    from interp_tasks.grids.run_and_tabulate import grid_result
 
-    result = result_of(done)
+    result = grid_result(done)
 
     def show() -> None:
         if format != "table":
-            print_as(result, format)
+            print_in_format(result, format)
             return
         for sentence in result.notes:
-            say(f"- {sentence}")
+            print_wrapped(f"- {sentence}")
 
     write_and_show(lambda: result.write(done.folder), show, quiet)
     for record in done.failed:
-        note(one_line(f"{record.what}: {record.error}"), quiet=False)
+        print_note(one_line(f"{record.what}: {record.error}"), quiet=False)
     if done.failed:
         raise UserError(
             f"{len(done.failed)} of {pluralise(len(done.plan.units), 'unit')} failed, see above; the rest is done. "
@@ -109,7 +109,7 @@ def plan_rows(
     spec: Spec, folder: Path, rate: float | None, progress: Progress | None
 ) -> list[dict[str, Any]]:
     """Returns for every unit its state and what it would take, which is the same for all seeds of a configuration."""
-    from interp_tasks.grids.run import settled_records
+    from interp_tasks.grids.run_and_tabulate import settled_records
     from interp_tasks.grids.work_units import TrainUnit, list_work_units
     from interp_tasks.training.cost import cost
     from tasks import get
@@ -120,7 +120,7 @@ def plan_rows(
     rows: list[dict[str, Any]] = []
     for unit in units.units:
         status = records[unit.key].status if unit.key in records else "to do"
-        row: dict[str, Any] = {"unit": unit.what, "key": unit.key, "settings": {}, "seed": None}
+        row: dict[str, Any] = {"unit": unit.description, "key": unit.key, "settings": {}, "seed": None}
         row |= {"status": status, "flop": None, "bytes": None, "seconds": None}
         if isinstance(unit, TrainUnit):
             family, resolved = Path(unit.folder).parent, unit.resolved
@@ -131,7 +131,7 @@ def plan_rows(
             row |= {"settings": dict(unit.varied), "seed": resolved.train.seed, **costs[family]}
         rows.append(row)
         if progress is not None:
-            progress(len(rows), len(units.units), unit.what)
+            progress(len(rows), len(units.units), unit.description)
     return rows
 
 
@@ -147,7 +147,7 @@ def show_plan(rows: Sequence[dict[str, Any]], format: str, *, is_timed: bool) ->
     print_rows([configuration_row(name, members) for name, members in families.items()], "table", columns)
     left = [row for row in rows if row["status"] != "done"]
     sums = ", ".join(filter(None, (configuration_row("", left)[name] for name in columns[3:])))
-    say(f"\n{len(left)} of {pluralise(len(rows), 'unit')} to do{': ' * bool(sums)}{sums}")
+    print_wrapped(f"\n{len(left)} of {pluralise(len(rows), 'unit')} to do{': ' * bool(sums)}{sums}")
 
 
 def configuration_row(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import typer
 
 from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT
-from interp_tasks.cli.tables import console, say, training_progress, write_and_show
-from interp_tasks.cli.terminal import note, progress_line, write_data
-from interp_tasks.disk import check_writable_folder
+from interp_tasks.cli.tables import print_wrapped, stdout_console, training_progress, write_and_show
+from interp_tasks.cli.terminal import print_note, progress_line, write_data
 from interp_tasks.errors import UserError
+from interp_tasks.file_io import check_writable_folder
 from interp_tasks.measurement.option_parsing import DEVICE
 from interp_tasks.pages import number
 from interp_tasks.text_formatting import one_line
@@ -60,7 +60,7 @@ def reproduce(
     an estimate of its hours, or trained with --train. Writes tables and one page; --format json or csv only with --out.
     """
     from interp_tasks import reproduction
-    from interp_tasks.reproduction.reproduction import checked_paper
+    from interp_tasks.reproduction.judge_paper import checked_paper
 
     if device != "cpu" and not train:
         raise UserError(f"--device {device} is for --train: what is trained is measured on the CPU")
@@ -89,10 +89,12 @@ def reproduce(
         if check:
             failed += reproduction.check_records(paper, preset, **asked, progress=progress)
     done = reproduction.reproduce(paper, preset, rows=chosen, records=asked["file"], runs=runs)
-    write_and_show(lambda: done.write(folder) if writes else [], lambda: show(done, format), common.quiet)
+    write_and_show(
+        lambda: done.write(folder) if writes else [], lambda: print_reproduction(done, format), common.quiet
+    )
     failed += done.errors
     for text in failed:
-        note(one_line(text), quiet=False)
+        print_note(one_line(text), quiet=False)
     if failed:
         raise UserError(f"{len(failed)} of it could not be measured, or came out otherwise: see above")
 
@@ -107,7 +109,7 @@ def parse_row_numbers(rows: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def show(reproduction: Reproduction, format: str) -> None:
+def print_reproduction(reproduction: Reproduction, format: str) -> None:
     if format == "json":
         write_data(reproduction.to_json())
     elif format == "csv":
@@ -120,7 +122,7 @@ def print_claims(reproduction: Reproduction) -> None:
     """Prints a line for each claim and condition, by experiment of the paper; then what is missing."""
     from interp_tasks.reproduction.verdict_text import claim_count_and_correction
 
-    out = console()
+    out = stdout_console()
     every: list[Any] = reproduction.frame.to_dict("records")
     out.print(fixed_width_table([("verdict", "claim", "published", "ours", "seeds")], out.width), style="dim")
     for experiment in reproduction.paper.row:
@@ -128,21 +130,21 @@ def print_claims(reproduction: Reproduction) -> None:
         if not outcomes:
             continue
         title = f"{experiment.number}. {experiment.title}"
-        say("\n" + (f"{title} ({experiment.where})" if experiment.where else title), "bold")
+        print_wrapped("\n" + (f"{title} ({experiment.where})" if experiment.where else title), "bold")
         for name in dict.fromkeys(each["claim"] for each in outcomes):
             of_claim = [each for each in outcomes if each["claim"] == name]
             # What has not been trained stands below, once.
             run = [each for each in of_claim if each["verdict"] != "not run"]
             out.print(fixed_width_table(claim_table_rows(run or of_claim), out.width))
-    say(f"\n{claim_count_and_correction(every)}")
-    say("*: a headline. –: none, or none that is one number. The page says why.")
+    print_wrapped(f"\n{claim_count_and_correction(every)}")
+    print_wrapped("*: a headline. –: none, or none that is one number. The page says why.")
     if reproduction.missing:
         hours = sum(each.hours for each in reproduction.missing)
-        say(
+        print_wrapped(
             f"Not measured: {len(reproduction.missing)} run(s), {hours:.1f} h of training; --train does both."
         )
     for each in reproduction.missing:
-        say(f"{each.hours:g} h: {each.command(reproduction.folder)}", "dim")
+        print_wrapped(f"{each.hours:g} h: {each.command(reproduction.folder)}", "dim")
 
 
 def claim_table_rows(rows: Sequence[Any]) -> list[tuple[str, ...]]:

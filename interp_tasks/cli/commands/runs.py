@@ -12,11 +12,11 @@ from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, read_json
 from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT, RUNS, PrintingOptions
-from interp_tasks.cli.tables import print_rows, say, write_and_show
+from interp_tasks.cli.tables import print_rows, print_wrapped, write_and_show
 from interp_tasks.cli.terminal import progress_line
-from interp_tasks.disk import check_writable_file
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.loaded_checkpoints import Options
+from interp_tasks.file_io import check_writable_file
+from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.run_logs import check_not_checkpoint
 from interp_tasks.setting_parsing import check_task_name, task_config
 
@@ -29,7 +29,7 @@ def checkpoints(ckpt: RUNS, common: CommonOptions, format: FORMAT = "table") -> 
     for run in ckpt:
         check_not_checkpoint(run)
     found = [each for run in ckpt for each in resolve(f"{run}@all")]
-    marks = {each.run_name: marks_of_run(each) for each in {each.run_name: each for each in found}.values()}
+    marks = {each.run_name: marks_or_none(each) for each in {each.run_name: each for each in found}.values()}
     rows = [
         {
             "run": each.run_name,
@@ -60,7 +60,7 @@ def checkpoints(ckpt: RUNS, common: CommonOptions, format: FORMAT = "table") -> 
         print_rows(listed, "table", ["checkpoint", "marks", *names], [str(name), str(of_run[0]["task"])])
 
 
-def marks_of_run(checkpoint: ResolvedCheckpoint) -> dict[str, int]:
+def marks_or_none(checkpoint: ResolvedCheckpoint) -> dict[str, int]:
     """Returns the marks of a checkpoint's run, none where it shows no drop."""
     try:
         return find_marks(checkpoint.run_path or checkpoint.path, needed=())
@@ -178,9 +178,9 @@ none: no plateau before a fall, or no fall; final says which"""
 
 def zoo(common: CommonOptions, format: FORMAT = "table") -> None:
     """List the trained models that ship."""
-    from interp_tasks.zoo.catalog import catalog
+    from interp_tasks.zoo.shipped_runs_table import shipped_run_rows
 
-    rows = catalog()
+    rows = shipped_run_rows()
     if format != "table":
         print_rows(rows, format, [])
         return
@@ -193,8 +193,8 @@ def zoo(common: CommonOptions, format: FORMAT = "table") -> None:
     columns = ["name", "size", "seeds", "stored", "drop", "final"]
     for heading, members in groups.items():
         print_rows([zoo_row(row) for row in members], "table", columns, heading)
-        say()
-    say(LEGEND, "dim")
+        print_wrapped()
+    print_wrapped(LEGEND, "dim")
 
 
 def zoo_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from interp_tasks.cli.options import (
     FORMAT,
     RATE,
     PrintingOptions,
-    RecipeOptions,
     ResultOptions,
+    TaskAndPresetOptions,
     check_output_files,
     print_and_write_result,
 )
@@ -42,7 +42,7 @@ def list_tasks(printing: PrintingOptions) -> None:
                 for key, value in values.items()
             },
         }
-        for name in registry.names()
+        for name in registry.task_names()
         for preset, sections in read_task_presets(name).items()
     ]
     if printing.format != "table":
@@ -57,7 +57,7 @@ def list_tasks(printing: PrintingOptions) -> None:
     write_line("All settings of the presets, of models and training too: --format json.")
 
 
-def cost(recipe: RecipeOptions, rate: RATE = None, format: FORMAT = "table") -> None:
+def cost(recipe: TaskAndPresetOptions, rate: RATE = None, format: FORMAT = "table") -> None:
     """Say what training would take: parameters, FLOP, memory, disk, time.
 
     Counted without training; the time is given at a --rate.
@@ -73,12 +73,12 @@ def cost(recipe: RecipeOptions, rate: RATE = None, format: FORMAT = "table") -> 
         gflop_per_second=rate,
     )
     if format == "table":
-        print_rows(amounts(estimate), "table", ["quantity", "amount"])
+        print_rows(cost_rows(estimate), "table", ["quantity", "amount"])
     else:
         print_rows([asdict(estimate)], format, [])
 
 
-def amounts(cost: Cost) -> list[dict[str, str]]:
+def cost_rows(cost: Cost) -> list[dict[str, str]]:
     """Returns the lines of the table."""
     frozen = cost.parameters - cost.trained
     parts: list[Any] = [

@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from circuits.figures.layout import draw
+from circuits.figures.layout import draw_panels
 from circuits.figures.panels import Series, curve
 from interp_tasks.checkpoints.drop_detection import final_level
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import finite_or_nan
 from interp_tasks.measurement.option_parsing import LEVEL, check_level
-from interp_tasks.measurement.result import Result, Row, experiment, or_empty, tidy
-from interp_tasks.measurement.run_logs import Run, median_rows_over_seeds, read_runs, title_and_prefix
+from interp_tasks.measurement.result import Result, Row, experiment, or_empty, tidy_frame
+from interp_tasks.measurement.run_logs import LoggedRun, median_rows_over_seeds, read_runs, title_and_prefix
 from interp_tasks.pages import Column, Figure, number
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL] = 0
         lambda metric: metric.startswith("reached"),
         lambda metric: metric.startswith("step at"),
     )
-    frame = tidy(rows + several, experiment="generalisation", intervention="none")
+    frame = tidy_frame(rows + several, experiment="generalisation", intervention="none")
     notes = (
         "Step: where the accuracy first is at the level, interpolated between logged steps; for good: after it the "
         "accuracy is never below again. Validation is a fixed sample, train the batch of the step.",
@@ -75,11 +75,11 @@ def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL] = 0
 # ---- rows
 
 
-def generalisation_rows(run: Run, level: float) -> list[Row]:
+def generalisation_rows(run: LoggedRun, level: float) -> list[Row]:
     """Returns the rows of one run: where each accuracy reaches the level, its delay, its last value; the order."""
     import numpy as np
 
-    from interp_tasks.measurement.level_crossing_steps import reached_steps
+    from interp_tasks.measurement.level_crossing_steps import first_and_lasting_steps
 
     at, rows = f"{100 * level:g}%", []
     firsts: dict[str, dict[str, float]] = {"train": {}, "validation": {}}
@@ -91,9 +91,9 @@ def generalisation_rows(run: Run, level: float) -> list[Row]:
                 steps, values = steps[1:], values[1:]
             if not steps:
                 continue
-            first, lasting = reached_steps(steps, values, level)
+            first, lasting = first_and_lasting_steps(steps, values, level)
             first_of[name] = first
-            shared = {**run.labels(), "step": int(steps[-1]), "split": split, "variant": name}
+            shared = {**run.label_columns(), "step": int(steps[-1]), "split": split, "variant": name}
             found = {f"step at {at} for good": finite_or_nan(lasting), FINAL: final_level(values)}
             found[f"reached {at}"] = float(math.isfinite(first))
             delay = {}
@@ -110,18 +110,18 @@ def generalisation_rows(run: Run, level: float) -> list[Row]:
             rows += [{**shared, "metric": metric, "value": value} for metric, value in found.items()]
     if not firsts["validation"]:
         raise UserError(
-            f"{run.name} logs no finite accuracy: it has {', '.join(run.logged()) or 'nothing'}; generalisation is of "
-            "tasks with right and wrong answers"
+            f"{run.name} logs no finite accuracy: it has {', '.join(run.logged_metrics()) or 'nothing'}; "
+            "generalisation is of tasks with right and wrong answers"
         )
     return rows + list(order_rows(run, firsts["validation"], at))
 
 
-def accuracy_names(run: Run, split: str) -> list[str]:
+def accuracy_names(run: LoggedRun, split: str) -> list[str]:
     """Returns the logged metrics ``accuracy``, ``accuracy_q``, ..., of several answers the mean first."""
-    return [name for name in run.logged(split) if name == ACCURACY or name.startswith(f"{ACCURACY}_")]
+    return [name for name in run.logged_metrics(split) if name == ACCURACY or name.startswith(f"{ACCURACY}_")]
 
 
-def correlate_accuracy_with_loss(run: Run, name: str) -> float:
+def correlate_accuracy_with_loss(run: LoggedRun, name: str) -> float:
     """Returns Spearman's correlation of an accuracy with the loss of the same answer; NaN without one.
 
     Over logged steps up to that at which the accuracy first is at its largest: after it accuracies tie, and the loss
@@ -139,9 +139,11 @@ def correlate_accuracy_with_loss(run: Run, name: str) -> float:
     return float(both.corr("spearman", min_periods=3).iloc[0, 1])
 
 
-def order_rows(run: Run, firsts: Mapping[str, float], level: str) -> Iterator[Row]:
+def order_rows(run: LoggedRun, firsts: Mapping[str, float], level: str) -> Iterator[Row]:
     """Yields rows on the order in which the answers of a run generalise, from the step at which each does."""
-    by_prime = {int(suffix(name)): step for name, step in firsts.items() if suffix(name).isdecimal()}
+    by_prime = {
+        int(answer_suffix(name)): step for name, step in firsts.items() if answer_suffix(name).isdecimal()
+    }
     primes = sorted(by_prime)
     sides = {
         "order of all answers": primes,
@@ -160,7 +162,7 @@ def order_rows(run: Run, firsts: Mapping[str, float], level: str) -> Iterator[Ro
             f"reached {level}": sum(map(math.isfinite, steps)) / len(steps),
         }
         for metric, value in found.items():
-            yield {**run.labels(), "variant": variant, "metric": metric, "value": value}
+            yield {**run.label_columns(), "variant": variant, "metric": metric, "value": value}
 
 
 def share_in_order(steps: Sequence[float]) -> float:
@@ -253,10 +255,12 @@ def figures(result: Result) -> list[Figure]:
         lines: dict[str, dict[str, Series]] = {}
         for run in result.data["runs"]:
             names = accuracy_names(run, split)
-            several = [name for name in names if suffix(name).isdecimal()]
+            several = [name for name in names if answer_suffix(name).isdecimal()]
             for name in several or names:
                 title, line = (
-                    (short(run.name), f"modulo {suffix(name)}") if several else ("", short(run.name))
+                    (short_run_name(run.name), f"modulo {answer_suffix(name)}")
+                    if several
+                    else ("", short_run_name(run.name))
                 )
                 # A logarithm has no place for step 0.
                 points = [pair for pair in zip(*run.finite_lists(name, split), strict=True) if pair[0] > 0]
@@ -269,15 +273,15 @@ def figures(result: Result) -> list[Figure]:
             for title, series in lines.items()
         ]
     caption = "Validation above, the batches trained on below. Steps on a logarithmic scale."
-    return [Figure(draw(panels), "Accuracy of every answer over training", caption)]
+    return [Figure(draw_panels(panels), "Accuracy of every answer over training", caption)]
 
 
-def suffix(name: str) -> str:
+def answer_suffix(name: str) -> str:
     """Returns ``11`` for ``accuracy_11``."""
     return name.rpartition("_")[2]
 
 
-def short(run: str) -> str:
+def short_run_name(run: str) -> str:
     """Shortens a path to ``addition/seed-3``."""
     parts = run.split("/")
     return "/".join(parts[-2:] if parts[-1].startswith("seed-") else parts[-1:])

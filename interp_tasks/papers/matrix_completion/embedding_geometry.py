@@ -17,8 +17,13 @@ from scipy.spatial.distance import cdist
 from scipy.stats import rankdata
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import Embeddings, correlation, percentile_interval, point_weights
-from interp_tasks.measurement.result import Row, numbers
+from interp_tasks.measurement.embeddings import (
+    Embeddings,
+    bootstrap_point_weights,
+    percentile_interval,
+    weighted_correlation,
+)
+from interp_tasks.measurement.result import Row, number_columns
 
 if TYPE_CHECKING:
     from tasks import Task
@@ -51,7 +56,7 @@ def area_under_roc(scores: Array, positive: NDArray[np.bool_], weights: Array) -
     return 1 - area if wins.mean() < 0.5 else area
 
 
-def distances(points: Array) -> Array:
+def pairwise_distances(points: Array) -> Array:
     """Returns the Euclidean distances between all points."""
     found: Array = cdist(points, points)
     return found
@@ -78,7 +83,7 @@ def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
 
 def silhouette_test(points: Array, labels: NDArray[np.int64], seed: int) -> tuple[float, float, float]:
     """Returns the silhouette of points in clusters, its mean under permuted labels, and p of one as large."""
-    apart = distances(points)
+    apart = pairwise_distances(points)
     value = silhouette(apart, labels)
     rng = np.random.default_rng([seed, 3])
     null = np.array([silhouette(apart, rng.permutation(labels)) for _ in range(PERMUTATIONS)])
@@ -127,10 +132,10 @@ def cluster_labels(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
     return {axis: labels for axis, labels in axis_coordinates(axes).items() if 1 < axes[axis] < cells}
 
 
-def alignment(points: Array, last: Array, weights: Array) -> Array:
+def alignment_with_last(points: Array, last: Array, weights: Array) -> Array:
     """Returns how far embeddings ``[point d]`` lie as the last ones, on the last ones' two principal components."""
     directions, _ = pca(last)
-    return correlation(points @ directions.T, last @ directions.T, weights)
+    return weighted_correlation(points @ directions.T, last @ directions.T, weights)
 
 
 def token_metrics(
@@ -142,26 +147,26 @@ def token_metrics(
         values: ``[point]``, which the embeddings ``points [point d]`` stand for.
         last: those of the run's last checkpoint.
     """
-    weights, (_, scores) = (point_weights(len(values), seed), pca(points))
+    weights, (_, scores) = (bootstrap_point_weights(len(values), seed), pca(points))
     quantities = {}
     at = {value: index for index, value in enumerate(values.tolist())}
     pairs = [(index, at[-value]) for value, index in at.items() if value > 0 and -value in at]
     if pairs:
         up, down = np.linalg.norm(points, axis=1)[np.array(pairs).T]
-        resampled_pairs = point_weights(len(pairs), seed)
+        resampled_pairs = bootstrap_point_weights(len(pairs), seed)
         gap = (resampled_pairs @ np.abs(up - down)) / (resampled_pairs @ ((up + down) / 2))
         quantities["norm asymmetry"] = ("v against -v", gap)
-        quantities["norm symmetry"] = ("v against -v", correlation(up, down, resampled_pairs))
+        quantities["norm symmetry"] = ("v against -v", weighted_correlation(up, down, resampled_pairs))
         signed = values != 0
         sides = [area_under_roc(scores[signed, k], values[signed] > 0, weights[:, signed]) for k in (0, 1)]
         best = int(sides[1][0] > sides[0][0])
         quantities["sign separability"] = (f"component {best + 1}", sides[best])
-        along = correlation(rankdata(np.abs(values)), rankdata(scores[:, 1 - best]), weights)
+        along = weighted_correlation(rankdata(np.abs(values)), rankdata(scores[:, 1 - best]), weights)
         # A component has no sign; the value's decides for its resamples.
         turned = -along if along[0] < 0 else along
         quantities["magnitude correlation"] = (f"component {2 - best}", turned)
     if last is not None:
-        quantities[ALIGNMENT] = ("two components", alignment(points, last, weights))
+        quantities[ALIGNMENT] = ("two components", alignment_with_last(points, last, weights))
     return quantities
 
 
@@ -185,7 +190,7 @@ def token_rows(
     for metric, (about, value) in measured(tables).items():
         row = {"variant": "tokens", "site": "embed", "n": len(values), "intervention": about}
         beside = float(baseline[metric][1][0]) if metric in baseline else None
-        yield {**row, "metric": metric, **numbers(value[0], percentile_interval(value[1:]), beside)}
+        yield {**row, "metric": metric, **number_columns(value[0], percentile_interval(value[1:]), beside)}
 
 
 def position_rows(
@@ -199,7 +204,7 @@ def position_rows(
             value, null, p = silhouette_test(points, labels, seed)
             name = f"{prefix}silhouette by {axis}"
             about = {**common, "intervention": "against permuted labels", "metric": name}
-            yield {**about, **numbers(value, baseline=null), "p_value": p}
+            yield {**about, **number_columns(value, baseline=null), "p_value": p}
             yield {**about, "metric": f"{name}: p", "value": p}
     axis, size = next(iter(axes.items()))
     if size > 2:
@@ -208,7 +213,7 @@ def position_rows(
         norms = [np.linalg.norm(each[:cells], axis=1) for each in (positions, other) if each is not None]
         ratios = [float(each[middle].mean() / each[~middle].mean()) for each in norms]
         about = {**common, "intervention": "norms", "metric": f"norm of the middle {axis} / others"}
-        yield {**about, **numbers(ratios[0], baseline=ratios[1] if ratios[1:] else None)}
+        yield {**about, **number_columns(ratios[0], baseline=ratios[1] if ratios[1:] else None)}
 
 
 def token_points(values: Mapping[int, float], tables: Embeddings) -> pandas.DataFrame:

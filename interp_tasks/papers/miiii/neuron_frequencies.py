@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from circuits.fourier import Clusters, Grid, Spectrum, clusters, spectrum
-from interp_tasks.measurement.activations import record
+from interp_tasks.measurement.activations_in_passes import record_in_passes
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
 from interp_tasks.measurement.option_parsing import THRESHOLD
 from interp_tasks.papers.grid_inputs import GridInputs
@@ -78,11 +78,13 @@ def frequencies_by_layer(subject: LoadedCheckpoint, site: str, draws: int) -> It
     grid, keys, at = inputs.grid, inputs.operand_positions, inputs.task.read_positions[-1]
     for layer in range(subject.model.cfg.n_layers):
 
-        def read(seen: Tensor) -> Tensor:
+        def read_features(seen: Tensor) -> Tensor:
             return (seen[:, :, at, keys].flatten(1) if site == "pattern" else seen[:, at]).cpu()
 
         hook = f"{site}.{layer}"
-        values = record(subject.model, inputs.tokens.to(subject.tokens.device), [hook], read)[hook]
+        values = record_in_passes(
+            subject.model, inputs.tokens.to(subject.tokens.device), [hook], read_features
+        )[hook]
         heads: list[int | None] = [None] * values.shape[1]
         names = [f"neuron {neuron}" for neuron in range(values.shape[1])]
         if site == "pattern":
@@ -96,9 +98,9 @@ def frequencies_by_layer(subject: LoadedCheckpoint, site: str, draws: int) -> It
         linear[1 : share.shape[1]] += share[0, 1:]
         # `best` counts the frequencies that are in the spectrum, which are 1, 2, ...
         first = linear.gather(0, (grouped.best + 1).clamp(min=0)[None])[0]
-        order = relabelling(grid, subject.seed)
+        order = draw_relabelling(grid, subject.seed)
         renamed = grid.arrange(values)[order[0]][:, order[1]].flatten(0, 1)
-        counts, together = count_active(values, grid, draws, subject.seed)
+        counts, together = count_active_against_chance(values, grid, draws, subject.seed)
         yield LayerFrequencies(
             *(site, layer, at, tuple(names), tuple(heads), values, grid, partition, grouped),
             first=torch.where(grouped.best < 0, 0.0, first),
@@ -131,7 +133,7 @@ def published_amplitudes(arranged: Tensor) -> NDArray[np.float64]:
     return found
 
 
-def published_active_counts(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:
+def count_active_by_published_rule(over_time: NDArray[np.float64], deviations: int) -> NDArray[np.int64]:
     """Counts the frequencies that are active, [time feature], of amplitudes [time frequency feature].
 
     Each frequency is divided by its sum over the times; active is what lies above mean + deviations · s.d. of all
@@ -157,7 +159,7 @@ def normalise_power(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
 # ---- frequencies that features have because of the order of the digits, and not by chance
 
 
-def count_active(values: Tensor, grid: Grid, draws: int, seed: int) -> tuple[Tensor, int]:
+def count_active_against_chance(values: Tensor, grid: Grid, draws: int, seed: int) -> tuple[Tensor, int]:
     """Returns the number of active frequencies of each feature [feature], and of all features together.
 
     A frequency is active along a coordinate if its share of the variance, in all products with any functions of the
@@ -173,7 +175,7 @@ def count_active(values: Tensor, grid: Grid, draws: int, seed: int) -> tuple[Ten
     flat = arranged.flatten(0, -2)
     mean, variance = flat.mean(0), flat.var(0, correction=0)
     orders = [[torch.arange(size) for size in grid.sizes]]
-    orders += [relabelling(grid, seed, draw) for draw in range(draws)]
+    orders += [draw_relabelling(grid, seed, draw) for draw in range(draws)]
     total, constant = (torch.cat([x, x.sum()[None]]) for x in (variance, mean.square()))
     shares = []
     for axis, size in enumerate(grid.sizes):
@@ -195,7 +197,7 @@ def count_active(values: Tensor, grid: Grid, draws: int, seed: int) -> tuple[Ten
     return counts[:-1], int(counts[-1])
 
 
-def relabelling(grid: Grid, seed: int, draw: int = 0) -> list[Tensor]:
+def draw_relabelling(grid: Grid, seed: int, draw: int = 0) -> list[Tensor]:
     """Draws a permutation of each coordinate's values, the same for coordinates of equal size."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + draw)
     drawn = {size: torch.randperm(size, generator=generator) for size in dict.fromkeys(grid.sizes)}

@@ -15,8 +15,8 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.option_parsing import LEVEL, check_level
-from interp_tasks.measurement.result import Result, experiment, tidy
-from interp_tasks.measurement.run_logs import Run, read_runs, setting
+from interp_tasks.measurement.result import Result, experiment, tidy_frame
+from interp_tasks.measurement.run_logs import LoggedRun, read_runs, setting_in_config
 
 if TYPE_CHECKING:
     from interp_tasks.measurement.embeddings import Array
@@ -56,7 +56,7 @@ def prime_order(
     """
     import numpy as np
 
-    from circuits.statistics import holm
+    from circuits.statistics import holm_adjusted
 
     check_level(level)
     points = [point for run in read_runs(runs) for point in read_generalisations(run, level)]
@@ -74,8 +74,8 @@ def prime_order(
             value, p_value = stratified_correlation(values, ranks, strata)
             rows.append({"variant": name, "metric": metric, "value": value, "p_value": p_value})
     labels = {"run": "all runs", "ref": "all runs", "split": "validation", "seed": seed, "n_runs": len(named)}
-    frame = tidy(rows, experiment="prime-order", intervention="none", n=len(points), **labels)
-    frame = frame.assign(p_adjusted=holm(frame["p_value"].to_numpy(dtype=float)))
+    frame = tidy_frame(rows, experiment="prime-order", intervention="none", n=len(points), **labels)
+    frame = frame.assign(p_adjusted=holm_adjusted(frame["p_value"].to_numpy(dtype=float)))
     config = {"runs": list(dict.fromkeys(point.run for point in points)), "level": level, "seed": seed}
     notes = (
         "Rank correlation: of the property with the step, ranks within each run; positive is later. Of the same q: "
@@ -86,22 +86,24 @@ def prime_order(
     return Result("prime-order", frame, config, notes)
 
 
-def read_generalisations(run: Run, level: float) -> list[Generalisation]:
+def read_generalisations(run: LoggedRun, level: float) -> list[Generalisation]:
     """Returns the primes of one run."""
-    from interp_tasks.measurement.level_crossing_steps import reached_steps
+    from interp_tasks.measurement.level_crossing_steps import first_and_lasting_steps
 
-    p = setting(run.config, "task.p")
-    if setting(run.config, "task.variant") == "shuffled":
+    p = setting_in_config(run.config, "task.p")
+    if setting_in_config(run.config, "task.variant") == "shuffled":
         raise UserError(
             f"{run.name} has shuffled answers, which no property of q and p tells apart: leave it out"
         )
-    named = [(name, name.removeprefix("accuracy_")) for name in run.logged()]
+    named = [(name, name.removeprefix("accuracy_")) for name in run.logged_metrics()]
     primes = {int(q): name for name, q in named if name != q and q.isdecimal()}
     if not isinstance(p, int) or not primes:
         raise UserError(
             f"{run.name} logs no accuracy_q of primes q below a base p: prime-order is of the task miiii"
         )
-    steps = {q: reached_steps(*run.finite_lists(name), level)[0] for q, name in sorted(primes.items())}
+    steps = {
+        q: first_and_lasting_steps(*run.finite_lists(name), level)[0] for q, name in sorted(primes.items())
+    }
     return [Generalisation(run.name, p, q, step) for q, step in steps.items()]
 
 

@@ -26,10 +26,10 @@ from circuits.fourier import (
 )
 from circuits.fourier_waves import cos_sin
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations import record
-from interp_tasks.measurement.loaded_checkpoints import read_npy
+from interp_tasks.measurement.activations_in_passes import record_in_passes
+from interp_tasks.measurement.experiment_options import read_npy
 from interp_tasks.measurement.result import Row
-from interp_tasks.papers.grid_inputs import Answer, GridInputs
+from interp_tasks.papers.grid_inputs import GridAnswer, GridInputs
 from interp_tasks.papers.nanda import (
     ACCURACY,
     ALL,
@@ -85,7 +85,7 @@ class GridModel:
         return cls(model, inputs, splits, logits, neurons, dict(enumerate(patterns)))
 
     @property
-    def at(self) -> int:
+    def read_position(self) -> int:
         """Returns the position where the output is read."""
         return int(self.inputs.task.read_positions[-1])
 
@@ -98,10 +98,10 @@ class GridModel:
         tokens, parts = self.inputs.tokens[:first].to(next(self.model.parameters()).device), []
         for start in range(0, len(tokens), INPUTS_PER_PASS):
             rows = slice(start, min(start + INPUTS_PER_PASS, len(tokens)))
-            parts.append(run(self.model, tokens[rows], *edits(rows))[:, self.at].double().cpu())
+            parts.append(run(self.model, tokens[rows], *edits(rows))[:, self.read_position].double().cpu())
         return torch.cat(parts)
 
-    def scores(self, logits: Tensor, answer: Answer) -> dict[tuple[str, str], float]:
+    def loss_and_accuracy(self, logits: Tensor, answer: GridAnswer) -> dict[tuple[str, str], float]:
         """Returns mean cross-entropy (in nats) and accuracy of logits ``[input remainder]``, by (metric, split)."""
         right = answer.sum.remainders
         losses = (logits.double().logsumexp(1) - logits.gather(1, right[:, None])[:, 0]).clamp(min=0)
@@ -114,7 +114,12 @@ class GridModel:
         }
 
     def score_rows(
-        self, answer: Answer, intervention: str, logits: Tensor, variant: str | None = None, **columns: Any
+        self,
+        answer: GridAnswer,
+        intervention: str,
+        logits: Tensor,
+        variant: str | None = None,
+        **columns: Any,
     ) -> Iterator[Row]:
         """Yields a row per metric and split of logits ``[input remainder]``, beside the unedited model's.
 
@@ -122,24 +127,24 @@ class GridModel:
             variant: what the rows are about; the answer by default.
             columns: others of each row.
         """
-        clean = self.scores(self.logits[:, answer.classes], answer)
-        for (metric, split), value in self.scores(logits, answer).items():
+        clean = self.loss_and_accuracy(self.logits[:, answer.classes], answer)
+        for (metric, split), value in self.loss_and_accuracy(logits, answer).items():
             baseline = clean[metric, split]
             row: Row = {"variant": variant or answer.name, "intervention": intervention, "metric": metric}
             row |= {"split": split, "value": value, **columns}
             yield row if intervention == NONE else row | {"baseline": baseline, "effect": value - baseline}
 
 
-def base_row(variant: str, metric: str, value: float, **columns: Any) -> Row:
+def unedited_row(variant: str, metric: str, value: float, **columns: Any) -> Row:
     """Returns a row about the unedited model, over the complete grid."""
     return {"variant": variant, "intervention": NONE, "metric": metric, "value": value, **columns}
 
 
-def frequency_label(answer: Answer, key: int) -> str:
+def frequency_label(answer: GridAnswer, key: int) -> str:
     return f"{answer.name}, frequency {key}"
 
 
-def w_l(model: Any) -> Tensor:
+def neuron_logit_map(model: Any) -> Tensor:
     """Returns W_out·W_U of the last layer, ``[neuron output]``, float64: W_L of Nanda et al. 2023, transposed."""
     if model.cfg.attn_only:
         raise UserError("progress needs a model with an MLP: W_L is the map from its neurons to the logits")
@@ -184,7 +189,7 @@ def read_train_mask(train: Any, size: int) -> Tensor:
 # ---- what every checkpoint is measured by
 
 
-def loss_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
+def loss_rows(on_grid: GridModel, answer: GridAnswer, keys: Sequence[int]) -> Iterator[Row]:
     """Yields losses of the logits: unedited, restricted, without keys, and fitted by cosines.
 
     Restricted logits and cosines come a second time, held out: fitted on other inputs of the same split. Fitted on all
@@ -205,13 +210,13 @@ def loss_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterat
     for name, fit in ((RESTRICTED, fitted_waves), (FITTED, fitted_cosines)):
         edited = logits.clone()
         for rows in splits.values():
-            for part in folds(rows):
+            for part in random_folds(rows):
                 edited[part] = fit(total, logits, keys, rows[~torch.isin(rows, part)], part)
         yield from held_out.score_rows(answer, name + HELD_OUT, edited)
-    yield base_row(answer.name, "variance of logits explained by cosines", cosines.explained(keys))
+    yield unedited_row(answer.name, "variance of logits explained by cosines", cosines.explained(keys))
 
 
-def folds(rows: Tensor) -> Sequence[Tensor]:
+def random_folds(rows: Tensor) -> Sequence[Tensor]:
     """Returns rows in parts of equal size, drawn at random, the same ones each time."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     return rows[order].tensor_split(min(FOLDS, len(rows)))
@@ -238,37 +243,37 @@ def fitted_cosines(
 def gini_rows(on_grid: GridModel, keys: Mapping[str, Sequence[int]]) -> Iterator[Row]:
     """Yields Gini coefficients of Fourier components: of W_L over each answer's classes, of W_E over the digits."""
     for name, answer in on_grid.inputs.answers.items():
-        norms = transform(w_l(on_grid.model)[:, answer.classes], 1).norm(dim=0)
-        yield base_row(name, GINI, gini(norms), site="mlp_post")
-        yield base_row(name, "key frequencies", float(len(keys[name])))
+        norms = transform(neuron_logit_map(on_grid.model)[:, answer.classes], 1).norm(dim=0)
+        yield unedited_row(name, GINI, gini(norms), site="mlp_post")
+        yield unedited_row(name, "key frequencies", float(len(keys[name])))
     norms = transform(on_grid.model.W_E[list(on_grid.inputs.axes[0].values)].detach()).norm(dim=1)
-    yield base_row(OF_W_E, GINI, gini(norms), site="embed")
+    yield unedited_row(OF_W_E, GINI, gini(norms), site="embed")
 
 
 def weight_norm_rows(on_grid: GridModel) -> Iterator[Row]:
     """Yields the sum of all squared weights."""
     total = sum(float(weight.detach().double().square().sum()) for weight in on_grid.model.parameters())
-    yield base_row(ALL_WEIGHTS, SQUARES, total)
+    yield unedited_row(ALL_WEIGHTS, SQUARES, total)
 
 
 #: Inputs on which the linear way from neurons to logits is checked against the model itself.
 CHECKED = 64
 
 
-def neuron_logit_map_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
+def neuron_logit_map_rows(on_grid: GridModel, answer: GridAnswer, keys: Sequence[int]) -> Iterator[Row]:
     """Yields the rows of W_L: what key frequencies leave of it, how the neurons' projections on its cosines and sines
     follow the answer, and whether the neurons of a frequency write to it alone.
     """
     waves, of_row, is_key = project_w_l_on_waves(on_grid, answer, keys)
     neurons, period = on_grid.neurons.double(), answer.sum.period
     residual = float((waves[~is_key].norm() / waves.norm()).nan_to_num())
-    yield base_row(answer.name, "residual of W_L", residual, site="mlp_post")
+    yield unedited_row(answer.name, "residual of W_L", residual, site="mlp_post")
     for key in keys:
         directions = zip(("cos", "sin"), waves[of_row == key], answer.sum.waves(key).T, strict=False)
         for wave, row, along in directions:
             share = float(variance_explained((neurons @ row)[:, None], along[:, None])[0])
             about = f"{wave} of {frequency_label(answer, key)}"
-            yield base_row(about, "variance explained by the wave", share, site="mlp_post")
+            yield unedited_row(about, "variance explained by the wave", share, site="mlp_post")
     if set(on_grid.inputs.grid.sizes) == {period}:
         # A neuron's column is what it writes to the classes.
         power, groups = waves.square(), clusters(spectrum(neurons, on_grid.inputs.grid.sizes))
@@ -276,23 +281,23 @@ def neuron_logit_map_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int
             of_cluster = power[:, groups.neurons(label)]
             share = float(of_cluster[of_row == label].sum() / of_cluster.sum())
             about = frequency_label(answer, int(str(label)))
-            yield base_row(about, "power of W_L in the frequency of its neurons", share, site="mlp_post")
+            yield unedited_row(about, "power of W_L in the frequency of its neurons", share, site="mlp_post")
     digits = list(on_grid.inputs.axes[0].values)
     if len(digits) == period:
         norms = spectrum(on_grid.model.W_E[digits]).total().power.sqrt()[1:]
         strong = [key for key, norm in enumerate(norms.tolist(), 1) if norm > float(norms.max()) / 4]
-        yield base_row(answer.name, "frequencies of W_E", float(len(strong)), site="embed")
+        yield unedited_row(answer.name, "frequencies of W_E", float(len(strong)), site="embed")
         shared = sum(key in strong for key in keys) / max(1, len(keys))
-        yield base_row(answer.name, "share of key frequencies among those of W_E", shared)
+        yield unedited_row(answer.name, "share of key frequencies among those of W_E", shared)
 
 
 def project_w_l_on_waves(
-    on_grid: GridModel, answer: Answer, keys: Sequence[int]
+    on_grid: GridModel, answer: GridAnswer, keys: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns W_L along cosines and sines over the classes ``[wave neuron]``, the frequency of each wave, and whether
     it is key.
     """
-    waves = basis(answer.sum.period) @ w_l(on_grid.model)[:, answer.classes].T
+    waves = basis(answer.sum.period) @ neuron_logit_map(on_grid.model)[:, answer.classes].T
     of_row = frequencies(answer.sum.period)
     return waves, of_row, torch.isin(of_row, torch.tensor(list(keys), dtype=torch.long))
 
@@ -307,27 +312,27 @@ def neurons_to_logits(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor
     a normalisation stands between.
     """
     site = f"mlp_post.{on_grid.model.cfg.n_layers - 1}"
-    neurons, to_logits = on_grid.neurons.double(), w_l(on_grid.model)
+    neurons, to_logits = on_grid.neurons.double(), neuron_logit_map(on_grid.model)
 
     def by_whole_model(values: Tensor, classes: Tensor) -> Tensor:
         return on_grid.run(lambda rows: [edit_at_read(on_grid, site, values[rows, None])])[:, classes]
 
-    def linear(values: Tensor, classes: Tensor) -> Tensor:
+    def by_linear_map(values: Tensor, classes: Tensor) -> Tensor:
         return on_grid.logits[:, classes] + (values - neurons) @ to_logits[:, classes]
 
     by_hand = on_grid.logits[:CHECKED] - neurons[:CHECKED] @ to_logits
     zeroed = on_grid.run(lambda rows: [edit_at_read(on_grid, site, 0 * neurons[rows, None])], CHECKED)
     gap = (by_hand - zeroed).abs().max()
     is_linear = gap < 1e-4 * on_grid.logits[:CHECKED].abs().max()
-    return ("linear", linear) if is_linear else ("naive", by_whole_model)
+    return ("linear", by_linear_map) if is_linear else ("naive", by_whole_model)
 
 
 def edit_at_read(on_grid: GridModel, site: str, values: Tensor) -> Any:
     """Returns an edit that puts values at the position where the output is read; its axis has length 1."""
-    return edit(site, lambda old: values.to(old).expand_as(old), positions=[on_grid.at])
+    return edit(site, lambda old: values.to(old).expand_as(old), positions=[on_grid.read_position])
 
 
-def frequency_removal_rows(on_grid: GridModel, answer: Answer, keys: Sequence[int]) -> Iterator[Row]:
+def frequency_removal_rows(on_grid: GridModel, answer: GridAnswer, keys: Sequence[int]) -> Iterator[Row]:
     """Yields losses with frequencies of the neurons, or of the logits, removed or kept."""
     total, sizes = answer.sum, on_grid.inputs.grid.sizes
     values, logits = on_grid.neurons.double(), on_grid.logits[:, answer.classes]
@@ -377,8 +382,10 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
         return
     first, second = on_grid.inputs.operand_positions
     for layer, pattern in on_grid.patterns.items():
-        for head, mean in enumerate(pattern[:, :, on_grid.at].double().mean(0).tolist()):
-            yield base_row("all inputs", "attention to itself", mean, layer=layer, head=head, site="pattern")
+        for head, mean in enumerate(pattern[:, :, on_grid.read_position].double().mean(0).tolist()):
+            yield unedited_row(
+                "all inputs", "attention to itself", mean, layer=layer, head=head, site="pattern"
+            )
     for answer in on_grid.inputs.answers.values():
         waves, edited = operand_wave_differences(answer), {}
         for layer, pattern in on_grid.patterns.items():
@@ -386,7 +393,7 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
             shares, best = torch.stack([variance_explained(seen, wave) for wave in waves]).max(0)
             for head, explained in enumerate(shares.tolist()):
                 labels = {"layer": layer, "head": head, "site": "pattern"}
-                yield base_row(answer.name, "attention explained", explained, **labels)
+                yield unedited_row(answer.name, "attention explained", explained, **labels)
             new = pattern.double().mean(0).expand(pattern.shape).clone()
             fits = [regression(seen[:, [head]], waves[at]) for head, at in enumerate(best.tolist())]
             new[:, :, first], new[:, :, second] = torch.cat(fits, 1), 0.0
@@ -402,7 +409,7 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
         yield from on_grid.score_rows(answer, "attention: waves of the digits alone", logits, engine="naive")
 
 
-def operand_wave_differences(answer: Answer) -> list[Tensor]:
+def operand_wave_differences(answer: GridAnswer) -> list[Tensor]:
     """Returns of each frequency cos and sin of w m₁x₁ less those of w m₂x₂, ``[input wave]``."""
     first, second = answer.sum.terms.T
     period = answer.sum.period
@@ -417,7 +424,9 @@ def skip_ablation_rows(on_grid: GridModel) -> Iterator[Row]:
     model = on_grid.model
     layers = range(model.cfg.n_layers)
     streams = [f"{site}.{layer}" for layer in layers for site in ("resid_pre", "mlp_out", "resid_post")]
-    seen = record(model, on_grid.inputs.tokens.to(next(model.parameters()).device), streams, lambda at: at)
+    seen = record_in_passes(
+        model, on_grid.inputs.tokens.to(next(model.parameters()).device), streams, lambda at: at
+    )
 
     def added(site: str, change: Tensor) -> Callable[[slice], list[Any]]:
         return lambda rows: [edit(site, lambda old: (old + change[rows]).to(old.dtype))]

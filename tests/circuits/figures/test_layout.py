@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from circuits.figures.layout import BAR, NARROWEST, draw, least_width
-from circuits.figures.panels import Series, bars, curve, heat, points, spectrum
+from circuits.figures.layout import BAR, NARROWEST, draw_panels, least_readable_width
+from circuits.figures.panels import Series, bars, curve, heatmap, points, spectrum
 
 
 def panels():
@@ -16,13 +16,13 @@ def panels():
         bars({"b": Series(["p", "q"], [1.0, 2.0])}, "bars"),
         points({"c": Series([1.0], [2.0])}, "scatter", categories=False),
         spectrum([1, 2, 3], [1.0, 2.0, 3.0], [2], "spectrum", noise=[1.0, 1.0, 1.0]),
-        heat(np.eye(3), "map", signed=True),
+        heatmap(np.eye(3), "map", signed=True),
     ]
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
 def test_panels_stand_in_rows_without_touching(columns):
-    figure = draw(panels(), "Title", "How to read it.", columns=columns)
+    figure = draw_panels(panels(), "Title", "How to read it.", columns=columns)
     layout = figure.layout
     height = layout.height - layout.margin.t - layout.margin.b
     for number, panel in enumerate(panels()):
@@ -35,24 +35,26 @@ def test_panels_stand_in_rows_without_touching(columns):
             left, down = layout[f"xaxis{name}"].domain, layout[f"yaxis{name}"].domain
             assert left[1] < x[0] + 1e-9 or down[0] > y[1] + 1e-9
     assert [note.text for note in layout.annotations] == [panel.title for panel in panels()]
-    assert least_width(figure) >= NARROWEST
-    assert least_width(draw(panels(), columns=3)) > least_width(draw(panels(), columns=2))
+    assert least_readable_width(figure) >= NARROWEST
+    assert least_readable_width(draw_panels(panels(), columns=3)) > least_readable_width(
+        draw_panels(panels(), columns=2)
+    )
 
 
 def test_colour_bars_stand_beside_their_panels_and_never_lower_than_their_numbers():
-    figure = draw([heat(np.eye(2), "a"), heat(np.eye(2), "b", bar=False)], columns=2)
+    figure = draw_panels([heatmap(np.eye(2), "a"), heatmap(np.eye(2), "b", bar=False)], columns=2)
     with_bar, without = figure.data
     assert with_bar.colorbar.x == figure.layout.xaxis.domain[1]
     assert (with_bar.showscale, without.showscale) == (True, False)
     height = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
     assert with_bar.colorbar.len * height == pytest.approx(100)
-    assert draw([heat(np.eye(2))]).layout.margin.r > BAR
+    assert draw_panels([heatmap(np.eye(2))]).layout.margin.r > BAR
 
 
 def test_signed_maps_have_no_colour_at_0_and_others_begin_there():
     values = pd.DataFrame([[0.5, -2.0]], index=["l"], columns=["h", "i"])
-    (trace,) = heat(values, signed=True).traces
+    (trace,) = heatmap(values, signed=True).traces
     assert (trace["zmin"], trace["zmax"], trace["autocolorscale"]) == (-2.0, 2.0, True)
     assert trace["text"] == [["0.5", "-2"]]
-    (trace,) = heat(values.abs(), start=0.1, end=3.0, numbers=False).traces
+    (trace,) = heatmap(values.abs(), start=0.1, end=3.0, numbers=False).traces
     assert (trace["zmin"], trace["zmax"], "text" in trace) == (0.1, 3.0, False)

@@ -5,7 +5,7 @@ import torch
 
 from circuits import CircuitsError, patch, run
 from circuits.model.hooked_model import HookedModel
-from circuits.model.supported import FAMILIES
+from circuits.model.supported_models import FAMILIES
 from tests.circuits.conftest import activations
 
 families = pytest.importorskip("tests.circuits.families")

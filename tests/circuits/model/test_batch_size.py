@@ -59,7 +59,7 @@ def test_every_verb_takes_it_and_says_what_it_was(make_model, tokens, other_toke
 
 @pytest.mark.parametrize("verb", ["sweep", "lens", "evaluate", "probe"])
 def test_a_verb_goes_on_with_half(make_model, tokens, other_tokens, verb, monkeypatch):
-    model, call = make_model(0), HookedModel.call
+    model, call = make_model(0), HookedModel.run_forward
 
     def full(self, prompts):
         if len(prompts) > 3:
@@ -67,7 +67,7 @@ def test_a_verb_goes_on_with_half(make_model, tokens, other_tokens, verb, monkey
         return call(self, prompts)
 
     whole = VERBS[verb](model, tokens, other_tokens, batch_size=8)
-    monkeypatch.setattr(HookedModel, "call", full)
+    monkeypatch.setattr(HookedModel, "run_forward", full)
     halved = VERBS[verb](model, tokens, other_tokens, batch_size=8)
     assert (whole.settings["batch_size"], halved.settings["batch_size"]) == (8, 2)
     numbers = whole.frame.select_dtypes("number").columns

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, check, edit, patch, run, sweep, unchecked
-from circuits.model import supported
-from circuits.model.bridge import HuggingFaceBridge
+from circuits.model import supported_models
+from circuits.model.bridge_hooks import HuggingFaceBridgeHooks
 from circuits.model.hooked_model import HookedModel
 
 TOKENS = torch.randint(3, 50, (4, 7), generator=torch.Generator().manual_seed(1))
@@ -93,9 +93,9 @@ def test_unchecked_serves_every_site_and_says_so_in_results(hf_model, families):
 def test_a_write_that_goes_astray_is_seen(hf_model, families, monkeypatch, part):
     """A write at z that arrives half, and one at resid_mid that reaches only the MLP."""
     if part == "resid_mid":
-        monkeypatch.setattr(HuggingFaceBridge, "feeds_only_mlp", lambda self, site: False)
+        monkeypatch.setattr(HuggingFaceBridgeHooks, "feeds_only_mlp", lambda self, site: False)
     else:
-        hooked = HuggingFaceBridge.on_forward
+        hooked = HuggingFaceBridgeHooks.on_forward
 
         def halved(self, hook, function):
             def write(x):
@@ -104,7 +104,7 @@ def test_a_write_that_goes_astray_is_seen(hf_model, families, monkeypatch, part)
 
             return hooked(self, hook, write if hook.endswith("hook_z") else function)
 
-        monkeypatch.setattr(HuggingFaceBridge, "on_forward", halved)
+        monkeypatch.setattr(HuggingFaceBridgeHooks, "on_forward", halved)
     frame = check(hf_model("llama"), TOKENS)
     assert differing(frame) == {part}
     assert set(frame.loc[frame["site"] == part, "verdict"]) == {
@@ -137,7 +137,7 @@ def test_a_setting_of_a_hooked_transformer(make_model, hooked_only, tokens, othe
         run(model, tokens)
     frame = check(model)
     assert differing(frame) == set()
-    assert HookedModel(model).unchecked == {}
+    assert HookedModel(model).unchecked_setting == {}
     unchecked(model)
     variants = {
         "z": ablate.zero("1.2"),
@@ -149,4 +149,4 @@ def test_a_setting_of_a_hooked_transformer(make_model, hooked_only, tokens, othe
     naive = sweep(model, tokens, variants, last, engine="naive")
     assert found.settings["unchecked"] == "use_logn_attn=True"
     assert found.frame["value"].tolist() == pytest.approx(naive.frame["value"].tolist(), abs=1e-10)
-    assert not supported.is_unchecked(make_model(family=hooked_only))
+    assert not supported_models.is_unchecked(make_model(family=hooked_only))

@@ -7,7 +7,7 @@ import torch
 
 from circuits import Site, edit, intervene
 from circuits.model.hooked_model import HookedModel
-from circuits.model.supported import FAMILIES, PROVED_VERSIONS
+from circuits.model.supported_models import FAMILIES, PROVED_VERSIONS
 from tests.circuits.model.test_hooked_model import places, write
 
 families = pytest.importorskip("tests.circuits.families")

@@ -6,7 +6,7 @@ import torch
 import transformer_lens
 
 from circuits import CircuitsError, ablate, run
-from circuits.model.supported import PROVED
+from circuits.model.supported_models import PROVED
 
 
 def names(text):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, cache, circuit, logit_difference, patch, prompts, run, sweep
-from circuits.statistics import bootstrap
+from circuits.statistics import bootstrap_ratios
 from tests.circuits.conftest import CAPS, RMS, SANDWICH
 from tests.circuits.patch.by_hand import (
     ONE,
@@ -35,7 +35,7 @@ def test_edges_are_derivatives_along_paths_by_hand(model, tokens, other_tokens, 
     assert_equal({name: estimates[name] for name in some}, {n: float(x.mean()) for n, x in slopes.items()})
     assert edges(model, tokens[:1], other_tokens[:1], curved, exact=0).frame["estimate_ci_low"].isna().all()
     # Example by example, as the interval shows.
-    again = bootstrap(np.stack([x.numpy() for x in slopes.values()]), np.ones((len(some), 8)), 0, 20)
+    again = bootstrap_ratios(np.stack([x.numpy() for x in slopes.values()]), np.ones((len(some), 8)), 0, 20)
     lows = by_name(found, column="estimate_ci_low")
     expected = dict(zip(some, np.quantile(again, 0.025, axis=0), strict=True))
     assert_equal({name: lows[name] for name in some}, expected)

@@ -52,13 +52,13 @@ def test_logits_are_computed_where_answers_are_read(causal, tokens, other_tokens
     base, source = (prompts(causal, rows, side) for rows in pairs)
     metric = logit_difference(3, 1)
     module = sys.modules["circuits.sweeps.logit_difference"]
-    whole = module.difference
+    whole = module.answer_logit_difference
 
     def seen(output, answers):
         shapes.append(output.shape[1])
         return whole(output, answers)
 
-    monkeypatch.setattr(module, "difference", seen)
+    monkeypatch.setattr(module, "answer_logit_difference", seen)
     found = patch.attribution(causal, base, source, metric, **FEW)
     assert set(shapes) == {1 if side == "left" else 3}
     monkeypatch.undo()

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from circuits import SweepResult, ablate, compare, draws, heads, run, sweep
-from circuits.statistics import holm
+from circuits.statistics import holm_adjusted
 from circuits.sweeps.sweep_result import COLUMNS
 
 
@@ -63,7 +63,7 @@ def test_several_models_are_one_table_in_the_order_of_their_labels(make_model, t
         parts = [getattr(one, table).assign(checkpoint=str(label)) for label, one in alone.items()]
         same = pd.concat(parts, ignore_index=True).drop(columns="p_adjusted", errors="ignore")
         pd.testing.assert_frame_equal(getattr(found, table)[[*same]], same)
-    assert found.frame["p_adjusted"].tolist() == holm(found.frame["p_value"].to_numpy()).tolist()
+    assert found.frame["p_adjusted"].tolist() == holm_adjusted(found.frame["p_value"].to_numpy()).tolist()
     table = found.pivot("checkpoint", "heads")
     for label, one in alone.items():
         assert table.loc[str(label)].to_dict() == one.frame.set_index("head")["effect"].to_dict()

@@ -3,7 +3,7 @@
 import torch
 from transformer_lens import HookedTransformerConfig
 
-from tasks.model_construction import PostNormConfig, construct
+from tasks.model_and_post_norm import PostNormConfig, build_from_config
 
 SIZES = {"n_layers": 1, "d_model": 4, "n_ctx": 3, "d_head": 2, "n_heads": 2, "d_vocab": 5, "device": "cpu"}
 
@@ -11,7 +11,7 @@ SIZES = {"n_layers": 1, "d_model": 4, "n_ctx": 3, "d_head": 2, "n_heads": 2, "d_
 def build(value=None, **changes):
     """A small model whose weights are all one value, or drawn."""
     described = PostNormConfig if "norm" in changes else HookedTransformerConfig
-    model = construct(described(**{**SIZES, "act_fn": "relu", "init_weights": False, **changes}))
+    model = build_from_config(described(**{**SIZES, "act_fn": "relu", "init_weights": False, **changes}))
     stream = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

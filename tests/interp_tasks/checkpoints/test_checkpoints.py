@@ -9,10 +9,10 @@ import torch
 
 import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
-from interp_tasks.checkpoints.checkpoint import read_tensors
-from interp_tasks.checkpoints.run_files import read_meta, with_own_sha256
+from interp_tasks.checkpoints.checkpoint import read_checked_tensors
+from interp_tasks.checkpoints.run_files import read_checkpoint_meta, with_own_sha256
 from interp_tasks.errors import UserError
-from tasks.model_construction import PostNormTransformer
+from tasks.model_and_post_norm import PostNormTransformer
 from tests.interp_tasks.checkpoints.models import build
 
 
@@ -73,7 +73,7 @@ def test_weights_load_only_into_the_norm_they_were_made_with(tmp_path):
     }
     assert isinstance(load_checkpoint(saved["post"]).model, PostNormTransformer)
     assert not isinstance(load_checkpoint(saved["pre"]).model, PostNormTransformer)
-    metas = {norm: read_meta(folder) for norm, folder in saved.items()}
+    metas = {norm: read_checkpoint_meta(folder) for norm, folder in saved.items()}
     assert "norm" not in metas["pre"]["model"]
     for norm, stored, said in (
         ("post", {}, "lacks parameter ln_final.b"),
@@ -138,7 +138,7 @@ def test_training_state_survives_to_the_last_bit(tmp_path):
     }
     folder = save_checkpoint(tmp_path / "one", build(), training_state=tensors)
     file = folder / "training_state.safetensors"
-    state = read_tensors(file, read_meta(folder))
+    state = read_checked_tensors(file, read_checkpoint_meta(folder))
     for name, tensor in tensors.items():
         assert torch.equal(state[name].nan_to_num(7), tensor.nan_to_num(7)), name
         assert state[name].dtype == tensor.dtype

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 import tasks
 from interp_tasks.checkpoints import Drop, detect_drop, find_marks, read_run, zoo_names
+from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
 from interp_tasks.checkpoints.drop_detection import detect_drop_or_reason, plateau_steps
-from interp_tasks.checkpoints.refs import find_drop, find_run, theoretical_plateau
+from interp_tasks.checkpoints.drop_marks import find_drop, theoretical_plateau
 from interp_tasks.checkpoints.run_files import stored_steps
 from interp_tasks.errors import UserError
-from interp_tasks.training.instrumentation import declared_drop
+from interp_tasks.training.observers_and_clock import declared_drop
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -207,7 +208,7 @@ SHIPPED = {
 @pytest.mark.parametrize("name", ["sgd", "gaussian"])
 def test_shipped_runs_without_a_drop(name):
     """One falls onto the variance of an entry, the other ends above half of it; both change abruptly."""
-    run = find_run(f"zoo:matrix-completion-sweeps/{name}")
+    run = find_run_folder(f"zoo:matrix-completion-sweeps/{name}")
     with pytest.raises(
         UserError, match=r"shows no drop in mse_masked from its plateau by theory, 0\.(1111|0625),"
     ):
@@ -218,20 +219,20 @@ def test_shipped_runs_without_a_drop(name):
 
 
 def test_a_run_older_than_the_plateau_asks_its_task():
-    described = read_run(find_run("zoo:matrix-completion-sweeps/sizes-to-their-end"))
+    described = read_run(find_run_folder("zoo:matrix-completion-sweeps/sizes-to-their-end"))
     assert theoretical_plateau(described) == pytest.approx(1 / 9)
     del described["drop_metric"]["plateau"]
     assert theoretical_plateau(described) == pytest.approx(1 / 9)
     for task in ({"name": "nobody's"}, {"name": "matrix-completion", "side": 4}, {}, None):
         assert theoretical_plateau({**described, "config": {"task": task}}) is None
-    addition = read_run(find_run("zoo:modular-addition-113"))
+    addition = read_run(find_run_folder("zoo:modular-addition-113"))
     assert addition["drop_metric"].pop("plateau") is None
     assert theoretical_plateau(addition) is None
 
 
 def test_what_a_shipped_run_says_of_its_drop_is_what_its_task_declares_now():
     for name in zoo_names():
-        described = read_run(find_run(f"zoo:{name}"))
+        described = read_run(find_run_folder(f"zoo:{name}"))
         section = described["config"]["task"]
         task = tasks.get(section["name"], **{key: value for key, value in section.items() if key != "name"})
         assert described["drop_metric"] == declared_drop(task), name
@@ -240,9 +241,9 @@ def test_what_a_shipped_run_says_of_its_drop_is_what_its_task_declares_now():
 def test_every_shipped_run_has_its_marks():
     # Runs of sweeps, in a folder of their own, may have no drop; some runs ship their last step or their log alone.
     for name in (name for name in zoo_names() if "/" not in name):
-        if len(stored_steps(find_run(f"zoo:{name}"))) < 2:
+        if len(stored_steps(find_run_folder(f"zoo:{name}"))) < 2:
             continue
-        marks = find_marks(find_run(f"zoo:{name}"), name)
+        marks = find_marks(find_run_folder(f"zoo:{name}"), name)
         assert 0 < marks["pre"] <= marks["onset"] < marks["end"] <= marks["post"], name
         assert SHIPPED.get(name, {}).items() <= marks.items(), name
 

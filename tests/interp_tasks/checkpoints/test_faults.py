@@ -11,8 +11,8 @@ from transformer_lens import HookedTransformer
 import tasks
 from circuits import intervene, transplant
 from interp_tasks.checkpoints import load_checkpoint, read_metrics, read_run, save_checkpoint
-from interp_tasks.checkpoints.checkpoint import read_tensors
-from interp_tasks.checkpoints.run_files import read_meta, size_and_sha256, with_own_sha256
+from interp_tasks.checkpoints.checkpoint import read_checked_tensors
+from interp_tasks.checkpoints.run_files import read_checkpoint_meta, size_and_sha256, with_own_sha256
 from interp_tasks.errors import UserError
 from tasks.errors import TaskError
 from tests.interp_tasks.checkpoints.models import build
@@ -156,7 +156,7 @@ def test_mangled_training_state(tmp_path):
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(UserError, match=r"training_state\.safetensors has been altered"):
-        read_tensors(file, read_meta(saved))
+        read_checked_tensors(file, read_checkpoint_meta(saved))
 
 
 def refusal(path, model, task=None, step=0, **options):

@@ -14,7 +14,7 @@ from interp_tasks import import_checkpoint, load_checkpoint
 from interp_tasks.checkpoints.run_files import read_metrics
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from tasks.model_construction import construct
+from tasks.model_and_post_norm import build_from_config
 
 TASK = tasks.get("modular-addition", p=11)
 CONFIG = {"act_fn": "gelu", "normalization_type": None, "attention_dir": "bidirectional"}
@@ -57,7 +57,7 @@ def test_the_model_computes_what_it_did(tmp_path_factory, sizes, n_heads, n_laye
         seed=0,
         device="cpu",
     )
-    model = construct(config)
+    model = build_from_config(config)
     torch.save(stored_otherwise(model) if otherwise else model.state_dict(), folder / "model_40.pth")
     (one,) = import_checkpoint(folder / "model_40.pth", folder / "run", config=CONFIG)
     assert (one.step, bool(one.transposed), one.zeros) == (40, otherwise, ())

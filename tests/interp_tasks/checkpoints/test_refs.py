@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from interp_tasks.checkpoints import find_marks, refs, resolve, zoo_names
-from interp_tasks.checkpoints.refs import find_drop, find_run
+from interp_tasks.checkpoints import ResolvedCheckpoint, checkpoint_refs, find_marks, resolve, zoo_names
+from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
+from interp_tasks.checkpoints.drop_marks import find_drop
 from interp_tasks.checkpoints.run_files import (
     CLOCK_FILE,
     FORMAT,
@@ -63,7 +64,7 @@ def place(tmp_path, monkeypatch):
     write_run(tmp_path / "package" / "small", [0, 5])
     write_run(tmp_path / "package" / "large", [0, 50])
     (tmp_path / "package" / "__pycache__").mkdir()
-    monkeypatch.setattr(refs, "ZOO_FOLDER", tmp_path / "package")
+    monkeypatch.setattr(checkpoint_refs, "ZOO_FOLDER", tmp_path / "package")
     return tmp_path
 
 
@@ -103,9 +104,7 @@ def test_selectors(place, selector, steps):
 
 def test_what_is_resolved(place):
     (found,) = resolve("x@100")
-    assert found == refs.ResolvedCheckpoint(
-        Path("x"), "x", 100, Path("x/checkpoints/00000100"), "x@100", "x@100"
-    )
+    assert found == ResolvedCheckpoint(Path("x"), "x", 100, Path("x/checkpoints/00000100"), "x@100", "x@100")
     assert resolve("x/@100") == resolve("./x@100") == [found]
     assert resolve(found.ref) == [found]
     assert resolve(f"{place}/x@100")[0].ref == f"{place}/x@100"
@@ -113,7 +112,7 @@ def test_what_is_resolved(place):
 
 def test_a_checkpoint_folder(place):
     (lone,) = resolve("lone")
-    assert lone == refs.ResolvedCheckpoint(None, None, 77, Path("lone"), "lone", "lone")
+    assert lone == ResolvedCheckpoint(None, None, 77, Path("lone"), "lone", "lone")
     assert resolve(Path("lone")) == [lone]
     assert resolve("x/checkpoints/00000100") == resolve("x@100")
     assert complaint("lone@77") == "'lone@77': lone is one checkpoint, not a run: leave out the @"
@@ -272,4 +271,4 @@ def test_a_folder_of_shipped_runs_is_named_with_what_is_in_it():
         r"zoo:matrix-completion-7x7-seeds/seed-1, or all, zoo:matrix-completion-7x7-seeds/\*$"
     )
     with pytest.raises(UserError, match=said):
-        find_run("zoo:matrix-completion-7x7-seeds")
+        find_run_folder("zoo:matrix-completion-7x7-seeds")

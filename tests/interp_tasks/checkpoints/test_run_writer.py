@@ -159,7 +159,7 @@ def test_a_mangled_run_json(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from interp_tasks.disk import acquire_folder_lock
+from interp_tasks.file_io import acquire_folder_lock
 lock = acquire_folder_lock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)

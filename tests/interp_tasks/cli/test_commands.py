@@ -12,13 +12,13 @@ import pytest
 
 import tasks
 from interp_tasks import experiments
-from interp_tasks.checkpoints import refs
+from interp_tasks.checkpoints import checkpoint_refs as refs
 from interp_tasks.cli import commands, tables
 from interp_tasks.cli.app import LISTED, iterate_commands
-from interp_tasks.cli.terminal import exit_code_of
+from interp_tasks.cli.terminal import run_for_exit_code
 from interp_tasks.experiments import every_experiment, experiment_named
 from interp_tasks.measurement.result import EXPERIMENTS
-from interp_tasks.pages import versions
+from interp_tasks.pages import package_versions
 
 SMALL = ["--samples", "12", "--quiet"]
 
@@ -40,13 +40,13 @@ def call(call, root, monkeypatch):
     ],
 )
 def test_what_a_machine_or_an_installation_causes_is_one_line(error, said, capsys):
-    assert exit_code_of(Mock(side_effect=error), debug=False) == 2
+    assert run_for_exit_code(Mock(side_effect=error), debug=False) == 2
     printed = capsys.readouterr().err
     assert said in printed
     assert printed.count("\n") == 1
     # A programming error is not dressed up.
     with pytest.raises(ImportError, match="a bug"):
-        exit_code_of(Mock(side_effect=ImportError("a bug")), debug=False)
+        run_for_exit_code(Mock(side_effect=ImportError("a bug")), debug=False)
 
 
 def test_debug_shows_the_traceback_of_a_mistake(call):
@@ -99,7 +99,7 @@ def test_an_old_name_is_answered_with_the_new_one(call):
 
 def test_the_schema_and_the_version_are_said(call):
     assert json.loads(call("--schema")[1])["$defs"]
-    assert call("--version")[1] == f"interp-run {versions()['interp-tasks']}\n"
+    assert call("--version")[1] == f"interp-run {package_versions()['interp-tasks']}\n"
 
 
 def records(call, *arguments):

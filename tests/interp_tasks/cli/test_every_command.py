@@ -13,9 +13,9 @@ import tasks
 from interp_tasks.cli import main
 from interp_tasks.cli import options as cli_options
 from interp_tasks.cli.app import iterate_commands
-from interp_tasks.cli.tables import print_as
+from interp_tasks.cli.tables import print_in_format
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.reproduction.reproduction import COLUMNS as VERDICT_COLUMNS
+from interp_tasks.reproduction.judge_paper import COLUMNS as VERDICT_COLUMNS
 from interp_tasks.training.cost import Cost
 
 MC, RUN = "zoo:matrix-completion-4x4@post", "zoo:matrix-completion-4x4"
@@ -125,9 +125,9 @@ def results(monkeypatch):
 
     def keep(result, format, metric, top):
         kept.append((result, metric))
-        print_as(result, format, metric, top)
+        print_in_format(result, format, metric, top)
 
-    monkeypatch.setattr(cli_options, "print_as", keep)
+    monkeypatch.setattr(cli_options, "print_in_format", keep)
     return kept
 
 
@@ -169,7 +169,7 @@ def test_tables_fit_80_columns_and_have_no_colour_in_a_pipe(
     assert not cut or command.startswith("reproduce")
     assert bool(results) == (not command.startswith((*OWN, "train", "demo", "grid")))
     for result, metric in results:
-        print_as(result, "json", metric)
+        print_in_format(result, "json", metric)
         check_json(capsys.readouterr().out, "row", schema)
 
 

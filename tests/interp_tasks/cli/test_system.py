@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from interp_tasks import disk
-from interp_tasks.checkpoints.refs import ZOO_FOLDER
+from interp_tasks import file_io
+from interp_tasks.checkpoints.checkpoint_refs import ZOO_FOLDER
 from interp_tasks.cli import main
 
 ZOO = "zoo:matrix-completion-4x4"
@@ -75,14 +75,14 @@ def names(folder):
 
 def full_after(monkeypatch, count):
     """The disk takes so many more files."""
-    left, real = iter(range(count)), disk.write_synced
+    left, real = iter(range(count)), file_io.write_synced
 
     def write_synced(*arguments):
         if next(left, None) is None:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(*arguments)
 
-    monkeypatch.setattr(disk, "write_synced", write_synced)
+    monkeypatch.setattr(file_io, "write_synced", write_synced)
 
 
 def test_a_full_disk_keeps_the_old_files_and_the_table(call, tmp_path, monkeypatch):

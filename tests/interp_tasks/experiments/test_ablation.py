@@ -10,7 +10,7 @@ import torch
 
 from circuits.interventions.replacements import derangement
 from interp_tasks.experiments import COLUMNS, Result, ablation
-from interp_tasks.measurement.head_selection import MODES
+from interp_tasks.measurement.head_options_and_edits import MODES
 
 N, SEED = 24, 3
 

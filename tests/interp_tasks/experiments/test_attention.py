@@ -8,7 +8,7 @@ from circuits import patterns
 from circuits.interventions.replacements import derangement
 from interp_tasks.checkpoints import load_checkpoint
 from interp_tasks.experiments import attention
-from interp_tasks.experiments._attention import FOLLOWS, MOVED
+from interp_tasks.experiments.attention_experiment import FOLLOWS, MOVED
 
 N, SEED = 24, 3
 POST = "zoo:matrix-completion-4x4@post"

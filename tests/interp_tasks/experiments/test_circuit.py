@@ -12,8 +12,9 @@ from interp_tasks import experiments
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from interp_tasks.experiments._circuit import metrics_to_test_and_rank, split_halves
-from interp_tasks.measurement.loaded_checkpoints import Examples, subjects
+from interp_tasks.experiments.circuit_experiment import metrics_to_test_and_rank, split_halves
+from interp_tasks.measurement.experiment_options import Examples
+from interp_tasks.measurement.loaded_checkpoints import subjects
 
 N, SEED = 24, 3
 #: Copying is what the small model does; completing it does not.

@@ -12,9 +12,9 @@ from interp_tasks import UserError, load_checkpoint, train
 from interp_tasks.checkpoints import detect_drop
 from interp_tasks.cli import main
 from interp_tasks.experiments import COLUMNS, curve, drops
-from interp_tasks.experiments._runs import drops_view_columns as view_columns
-from interp_tasks.experiments._runs import drops_view_rows as view_rows
-from interp_tasks.experiments._runs import plateau_end_and_has_left
+from interp_tasks.experiments.drops_and_curve import drops_view_columns as view_columns
+from interp_tasks.experiments.drops_and_curve import drops_view_rows as view_rows
+from interp_tasks.experiments.drops_and_curve import plateau_end_and_has_left
 from tests.interp_tasks.logs import write_run
 
 STEPS = range(0, 4001, 50)

@@ -9,7 +9,7 @@ import torch
 
 import tasks
 from circuits.interventions.replacements import derangement
-from circuits.statistics import holm
+from circuits.statistics import holm_adjusted
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, ablation, heads, lens, patch, permute, transplant
 from interp_tasks.measurement import result as results
@@ -305,5 +305,7 @@ def test_holm_is_over_all_rows_of_the_command(folders):
         # Of one metric there are fewer.
         one = result.of_metric("mse_masked")
         assert one.frame["p_value"].notna().sum() == hypotheses // 3
-        np.testing.assert_allclose(one.frame["p_adjusted"], holm(one.frame["p_value"].to_numpy(dtype=float)))
+        np.testing.assert_allclose(
+            one.frame["p_adjusted"], holm_adjusted(one.frame["p_value"].to_numpy(dtype=float))
+        )
         assert f"over the {hypotheses // 3} rows tested." in " ".join(one.notes)

@@ -33,7 +33,7 @@ CASES = {
     ),
     "generalisation": (
         lambda: e.generalisation("zoo:miiii-113-small"),
-        lambda result: [run.finite("accuracy_3")[1][1:] for run in result.data["runs"]],
+        lambda result: [run.finite_values("accuracy_3")[1][1:] for run in result.data["runs"]],
     ),
     "attention": (
         lambda: e.attention(ADDITION, samples=N),

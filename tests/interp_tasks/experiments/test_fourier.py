@@ -119,7 +119,7 @@ def test_rows_are_key_frequencies_and_those_with_neurons_unless_there_are_few(pe
 
 def test_in_several_passes_as_in_one(periodic, monkeypatch):
     one = experiments.fourier(periodic[1]).frame
-    monkeypatch.setattr("interp_tasks.measurement.activations.TOKENS_PER_PASS", 50)
+    monkeypatch.setattr("interp_tasks.measurement.activations_in_passes.TOKENS_PER_PASS", 50)
     np.testing.assert_allclose(
         experiments.fourier(periodic[1]).frame["value"], one["value"], rtol=1e-5, atol=1e-9
     )

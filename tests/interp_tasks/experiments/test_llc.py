@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from interp_tasks.experiments import _llc, llc
+from interp_tasks.experiments import llc_experiment as module
 from tasks import Batch
 from tests.interp_tasks.rows import row_of
 
@@ -36,7 +36,7 @@ def test_the_coefficient_of_a_parabola(monkeypatch):
     settings = {"lr": 2e-4, "localization": spring, "num_chains": 3, "num_draws": 300, "batch_size": 4}
     settings |= {"num_burnin_steps": 100, "n_beta": n_beta}
     before = torch.get_rng_state()
-    found = _llc.estimate_llc(SimpleNamespace(task=task, batch=batch, model=Parabola(d), seed=0), settings)
+    found = module.estimate_llc(SimpleNamespace(task=task, batch=batch, model=Parabola(d), seed=0), settings)
     assert torch.equal(before, torch.get_rng_state())
     assert np.allclose(found["llc_per_chain"], d / 2 * n_beta / (n_beta + spring), rtol=0.05)
     assert found["loss_trace"].shape == (3, 400)
@@ -47,11 +47,11 @@ def test_rows_and_the_steps_of_half_of_the_way(monkeypatch):
         values = {"llc_per_chain": CHAINS[subject.stored.step], "loss_trace": TRACE, "init_loss": 0.5}
         return {name: SimpleNamespace(values=np.array(value)) for name, value in values.items()}
 
-    monkeypatch.setattr(_llc, "find_spec", lambda name: name)
-    monkeypatch.setattr(_llc, "estimate_llc", sampled)
-    monkeypatch.setattr(_llc, "SAMPLES", 64)
+    monkeypatch.setattr(module, "find_spec", lambda name: name)
+    monkeypatch.setattr(module, "estimate_llc", sampled)
+    monkeypatch.setattr(module, "SAMPLES", 64)
     steps = list(CHAINS)
-    result = llc(f"zoo:modular-addition-113@{','.join(map(str, steps))}", burn_in=1, draws=3)
+    result = module.llc(f"zoo:modular-addition-113@{','.join(map(str, steps))}", burn_in=1, draws=3)
     frame = result.frame
     assert row_of(frame[frame["draw"].isna()], step=1500, metric="coefficient")["value"] == 4
     assert list(frame[frame["step"].eq(250) & frame["draw"].notna()]["value"]) == [10, 12]

@@ -14,18 +14,17 @@ import pytest
 import tasks
 from interp_tasks import train
 from interp_tasks.cli import main
-from interp_tasks.disk import acquire_folder_lock
 from interp_tasks.errors import UserError
-from interp_tasks.grids import grid, parse_grid_spec, read_grid_spec
-from interp_tasks.grids import run as running_module
-from interp_tasks.grids.run import (
+from interp_tasks.file_io import acquire_folder_lock
+from interp_tasks.grids import grid, parse_grid_spec, read_grid_spec, run_and_tabulate
+from interp_tasks.grids.run_and_tabulate import (
     count_executor_slots,
-    pooled,
+    grid_result,
+    pool_over_seeds,
     read_record,
     record_file,
     result_file,
-    result_of,
-    table,
+    tabulate_grid,
 )
 from interp_tasks.grids.work_units import list_work_units
 
@@ -115,7 +114,7 @@ def test_a_configuration_of_two_crossed_sweeps_is_one_folder_with_what_both_vary
         ("train.learning_rate",),
         ("train.learning_rate",),
     ]
-    rows = table(grid(crossed, tmp_path / "crossed", executor="serial"))
+    rows = tabulate_grid(grid(crossed, tmp_path / "crossed", executor="serial"))
     rows = rows[(rows["train.learning_rate"] == 0.001) & (rows["metric"] == "loss")]
     assert set(rows["model.d_model"]) == {8}
     assert rows["n_runs"].tolist() == [1, 1, 2]
@@ -205,7 +204,7 @@ def test_a_base_that_is_none_is_refused_in_one_line(base, text, said):
 def test_rows_are_those_of_the_experiment_called_by_itself(done):
     from interp_tasks.experiments import ablation
 
-    found = table(done)
+    found = tabulate_grid(done)
     unit = done.plan.train[0]
     alone = ablation(f"{done.folder / unit.folder}@last", heads="0.0", samples=8).frame
     mine = found[(found["run"] == unit.folder) & (found["experiment"] == "ablation")]
@@ -215,7 +214,7 @@ def test_rows_are_those_of_the_experiment_called_by_itself(done):
 
 
 def test_rows_of_several_seeds_are_means_over_them(done):
-    found = table(done)
+    found = tabulate_grid(done)
     mine = found[(found["experiment"] == "ablation") & (found["metric"] == "loss")]
     for width in (8, 16):
         of_width = mine[mine["model.d_model"] == width]
@@ -232,15 +231,15 @@ def test_rows_of_several_seeds_are_means_over_them(done):
 
 def test_a_mean_over_seeds_counts_those_that_have_the_number():
     """Two of five get there: a mean over two, which was said to be over five."""
-    from interp_tasks.measurement.result import tidy
+    from interp_tasks.measurement.result import tidy_frame
 
     steps = [100.0, 300.0, None, None, None]
     rows = pd.DataFrame({"run": [f"a/seed-{seed}" for seed in range(5)], "step": 900, "value": steps})
-    frame = tidy(rows.assign(experiment="generalisation", metric="step at 95%"))
-    [row] = pooled(frame).to_dict("records")
+    frame = tidy_frame(rows.assign(experiment="generalisation", metric="step at 95%"))
+    [row] = pool_over_seeds(frame).to_dict("records")
     assert (row["value"], row["n_runs"]) == (200, 2)
     frame["value"] = [1.0, 2.0, 4.0, None, None]
-    [row] = pooled(frame).to_dict("records")
+    [row] = pool_over_seeds(frame).to_dict("records")
     # Student's t of two degrees of freedom, 4.3027; the standard error is sqrt(7) / 3.
     half = 4.3027 * math.sqrt(7) / 3
     assert (row["value_ci_low"], row["value_ci_high"]) == pytest.approx(
@@ -252,9 +251,9 @@ def test_a_mean_over_seeds_counts_those_that_have_the_number():
 def tried(monkeypatch):
     """What was tried from here on, of a grid on one process."""
     names = []
-    perform = running_module.perform
+    perform = run_and_tabulate.perform_unit
     monkeypatch.setattr(
-        running_module, "perform", lambda unit, *rest: names.append(unit.what) or perform(unit, *rest)
+        run_and_tabulate, "perform_unit", lambda *one: names.append(one[0].description) or perform(*one)
     )
     return names
 
@@ -263,15 +262,15 @@ def test_a_grid_that_is_done_does_nothing(done, tried):
     again = grid(done.spec, done.folder, executor="serial")
     assert tried == []
     assert again.done_before == len(again.plan.units)
-    pd.testing.assert_frame_equal(table(again), table(done))
+    pd.testing.assert_frame_equal(tabulate_grid(again), tabulate_grid(done))
 
 
 def test_rows_that_were_stored_under_old_names_are_read_under_the_new_ones(tmp_path, monkeypatch):
     found = grid(small(seeds="0"), tmp_path, executor="serial")
-    expected, file = table(found), result_file(tmp_path, found.plan.measure[0].key)
+    expected, file = tabulate_grid(found), result_file(tmp_path, found.plan.measure[0].key)
     old = pd.read_parquet(file).rename(columns={"value_ci_low": "ci_low", "value_ci_high": "ci_high"})
     old.to_parquet(file)
-    pd.testing.assert_frame_equal(table(found), expected)
+    pd.testing.assert_frame_equal(tabulate_grid(found), expected)
 
 
 def test_a_failing_unit_stops_only_what_needs_it_and_is_tried_again_on_request(tmp_path):
@@ -288,7 +287,7 @@ def test_a_failing_unit_stops_only_what_needs_it_and_is_tried_again_on_request(t
     assert [record.error for record in again.failed] == [failed.error]
     grid(spec, tmp_path / "g", executor="serial", retry=True)
     assert record_file(tmp_path / "g", failed.key).stat().st_mtime_ns > stamp
-    assert any("1 failed; 1 not tried" in note for note in result_of(again).notes)
+    assert any("1 failed; 1 not tried" in note for note in grid_result(again).notes)
 
 
 def altered(file):
@@ -318,7 +317,7 @@ def test_what_is_mangled_or_gone_is_done_again(tmp_path, what):
     again = grid(spec, tmp_path, executor="serial")
     assert again.done_before == 1
     assert not again.failed
-    pd.testing.assert_frame_equal(table(again), table(found))
+    pd.testing.assert_frame_equal(tabulate_grid(again), tabulate_grid(found))
 
 
 def test_one_grid_at_a_time_in_a_folder(tmp_path):
@@ -336,7 +335,7 @@ def test_a_run_that_is_only_named_and_trained_further_is_measured_again(tmp_path
 
     def last_steps():
         found = grid({"runs": [str(run)], "experiment": [ABLATION]}, tmp_path / "g", executor="serial")
-        return set(table(found)["step"]), found.done_before
+        return set(tabulate_grid(found)["step"]), found.done_before
 
     task = tasks.get("modular-addition", p=11)
     train(task, out=run, settings=model, config=values)
@@ -352,7 +351,7 @@ def test_executors_give_the_table_of_one_process(done, tmp_path, executor):
         pytest.importorskip("distributed", reason="no Dask: pip install 'interp-tasks[cluster]'")
     found = grid(done.spec, tmp_path / "g", executor=executor, jobs=1)
     assert not found.failed
-    pd.testing.assert_frame_equal(table(found), table(done))
+    pd.testing.assert_frame_equal(tabulate_grid(found), tabulate_grid(done))
 
 
 DEADLY = """

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from interp_tasks.measurement.result import Result, tidy
+from interp_tasks.measurement.result import Result, tidy_frame
 
 
 def result(variants=2, steps=4, experiment="ablation", runs=1):
@@ -29,7 +29,7 @@ def result(variants=2, steps=4, experiment="ablation", runs=1):
         for v in range(variants)
         for metric in ("loss", "other")
     ]
-    return Result(experiment, tidy(pd.DataFrame(rows)))
+    return Result(experiment, tidy_frame(pd.DataFrame(rows)))
 
 
 def lines(figure):

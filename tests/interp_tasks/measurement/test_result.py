@@ -2,19 +2,19 @@
 
 import pandas as pd
 
-from interp_tasks.measurement.result import Result, with_holm
+from interp_tasks.measurement.result import Result, add_holm_adjustment
 
 
 def test_a_note_says_where_no_adjusted_p_value_can_be_small():
     rows = pd.DataFrame({"p_value": [0.01, float("nan"), 0.5], "n": pd.array([4, 4, 4], dtype="Int64")})
     # Two of the 2 ** 4 flips are as extreme as can be, for each of two tests.
     limit = " None can be below 0.25: fewer rows or more examples would do."
-    adjusted, (_, note, other) = with_holm(rows, ("first", "last"))
+    adjusted, (_, note, other) = add_holm_adjustment(rows, ("first", "last"))
     assert note.endswith(f"over the 2 rows tested.{limit}")
     assert other == "last"
     assert adjusted["p_adjusted"].fillna(-1).tolist() == [0.02, -1, 0.5]
-    assert with_holm(rows.assign(n=64), [note])[1][0].endswith("2 rows tested.")
-    assert with_holm(rows[:0], ["first"])[1] == ("first",)
+    assert add_holm_adjustment(rows.assign(n=64), [note])[1][0].endswith("2 rows tested.")
+    assert add_holm_adjustment(rows[:0], ["first"])[1] == ("first",)
 
 
 def test_print_shows_the_table_and_its_notes(monkeypatch):

@@ -5,8 +5,8 @@ import shutil
 import pandas
 import pytest
 
-from circuits.figures.layout import draw
-from circuits.figures.panels import Series, bars, curve, heat, points, spectrum
+from circuits.figures.layout import draw_panels
+from circuits.figures.panels import Series, bars, curve, heatmap, points, spectrum
 from interp_tasks.pages import Figure, Page, Table, Text, step_slider
 
 sync_api = pytest.importorskip(
@@ -26,22 +26,22 @@ REFS = [f"zoo:matrix-completion-7x7-seeds/seed-{seed}@step-40000" for seed in ra
 def written(tmp_path_factory):
     """A page with every kind of panel, long names, a slider and a table."""
     runs = {ref: Series([0, 10, 20], [3.0, 2.0, at + 1.0]) for at, ref in enumerate(REFS)}
-    maps = [heat([[at * 0.25, -1.0]] * 8, f"map {at}", signed=True, bar=at == 2) for at in range(3)]
+    maps = [heatmap([[at * 0.25, -1.0]] * 8, f"map {at}", signed=True, bar=at == 2) for at in range(3)]
     panels = [
         curve(runs),
         points({ref: Series(REFS, [1.0, 2, 3, 4]) for ref in REFS}),
         bars(runs),
         points(runs, categories=False),
     ]
-    steps = {f"step {step}": draw([heat([[step, 2.0]], f"error {step}")]) for step in (0, 5)}
+    steps = {f"step {step}": draw_panels([heatmap([[step, 2.0]], f"error {step}")]) for step in (0, 5)}
     table = pandas.DataFrame(
         {"name": ["b", "a", "c"], "number": [10.0, 9.0, float("nan")], **dict.fromkeys(REFS, 1)}
     )
     sections = [
         Text("Words"),
-        Figure(draw(panels, "Title", scattermode="group")),
-        Figure(draw(maps, columns=3, share_y=True)),
-        Figure(draw([spectrum(range(1, 57), [1.0] * 56, [3])])),
+        Figure(draw_panels(panels, "Title", scattermode="group")),
+        Figure(draw_panels(maps, columns=3, share_y=True)),
+        Figure(draw_panels([spectrum(range(1, 57), [1.0] * 56, [3])])),
         Figure(step_slider(steps)),
         Table(table, "Table"),
     ]

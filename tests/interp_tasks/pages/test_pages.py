@@ -8,8 +8,8 @@ import pandas
 import plotly.graph_objects
 import pytest
 
-from circuits.figures.layout import draw
-from circuits.figures.panels import heat
+from circuits.figures.layout import draw_panels
+from circuits.figures.panels import heatmap
 from interp_tasks.pages import (
     Column,
     Figure,
@@ -98,7 +98,10 @@ def test_a_download_has_every_column_and_digit(frame):
 
 
 def test_a_slider_has_the_numbers_and_titles_of_every_step():
-    figures = {f"step {step}": draw([heat([[step, 0.123456]], f"error {step}")], "Title") for step in (0, 5)}
+    figures = {
+        f"step {step}": draw_panels([heatmap([[step, 0.123456]], f"error {step}")], "Title")
+        for step in (0, 5)
+    }
     figure = step_slider(figures)
     (slider,) = figure.layout.sliders
     assert [step.label for step in slider.steps] == ["step 0", "step 5"]

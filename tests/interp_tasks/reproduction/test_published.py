@@ -9,7 +9,7 @@ from interp_tasks import experiments
 from interp_tasks.errors import UserError
 from interp_tasks.grid_spec import recipe_names
 from interp_tasks.published import papers, read_paper
-from interp_tasks.published.paper import format_setting, parse_paper
+from interp_tasks.published.paper_schema import format_setting, parse_paper
 from interp_tasks.setting_parsing import parse_seeds
 from interp_tasks.training.config import resolve_config
 

@@ -15,9 +15,9 @@ from interp_tasks import experiments, train
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.published import Claim, Paper
-from interp_tasks.published.paper import format_setting
+from interp_tasks.published.paper_schema import format_setting
 from interp_tasks.reproduction import check_records, measure, reproduce, train_missing
-from interp_tasks.reproduction.runs_and_records import read_records_of, stored_runs, write_records
+from interp_tasks.reproduction.runs_and_records import read_records_file, stored_runs, write_records
 
 SETTINGS = {
     "train.steps": 4,
@@ -233,7 +233,7 @@ def test_a_record_is_measured_once_and_checked_on_request(runs, tmp_path):
     assert records.read_text() == written
     assert check_records(paper, file=records, runs=folder) == []
     before = reproduce(paper, records=records, rows=[1]).frame
-    stored = read_records_of(records)
+    stored = read_records_file(records)
     key = ("s", "a", "")
     value = stored[key].columns.index("value")
     rows = [

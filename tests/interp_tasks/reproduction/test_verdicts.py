@@ -5,9 +5,15 @@ import math
 import pytest
 
 from interp_tasks.published import Claim
-from interp_tasks.reproduction.claim_verdicts import UnmeasuredError, claim_numbers, filter_rows, judge
-from interp_tasks.reproduction.reproduction import frame_with_holm
-from interp_tasks.reproduction.runs_and_records import KEPT, MeasuredRun, StudyRecord, split_seed, table_of
+from interp_tasks.reproduction.claim_verdicts import UnmeasuredError, claim_numbers, filter_rows, judge_claim
+from interp_tasks.reproduction.judge_paper import frame_with_holm
+from interp_tasks.reproduction.runs_and_records import (
+    KEPT,
+    MeasuredRun,
+    StudyRecord,
+    rows_of_records,
+    split_seed,
+)
 
 WHERE = {"ref": "4", "metric": "mse"}
 
@@ -34,7 +40,7 @@ def values(claim, rows):
 
 def verdict(claim, rows, *names, **options):
     """Returns these columns of a verdict, ``verdict`` first."""
-    found = judge(claim, rows, **options)
+    found = judge_claim(claim, rows, **options)
     return tuple(found.get(name) for name in ("verdict", *names))
 
 
@@ -75,7 +81,7 @@ def test_a_number_that_is_not_one_is_an_error_and_no_verdict(where, said):
     assert found == "error"
     assert said in reason
     # Of a row that may be absent it is none.
-    found = judge(claim(where=where, absent="no head is of this class"), TWO)["verdict"]
+    found = judge_claim(claim(where=where, absent="no head is of this class"), TWO)["verdict"]
     assert found == ("not run" if said == "no row has" else "error")
 
 
@@ -90,11 +96,11 @@ def test_rows_of_a_run_differ_where_it_has_two_of_them_and_seeds_that_lack_a_row
     ]
     spread = claim(where={"variant": names, "metric": "mse"}, reduce="max / min", absent="it has one")
     assert values(spread, rows) == [3.0, 2.0]
-    assert "2 of 3 seeds have such a row; of the others, it has one" in judge(spread, rows)["reason"]
+    assert "2 of 3 seeds have such a row; of the others, it has one" in judge_claim(spread, rows)["reason"]
     assert verdict(spread, rows[-1:]) == ("not run",)
     # Of a number that is not above 0 nothing is so many times another.
     below = [{**each, "value": each["value"] - 1.0} for each in rows]
-    assert judge(spread, below)["value"] is None
+    assert judge_claim(spread, below)["value"] is None
 
 
 def test_runs_are_named_by_their_end_and_draws_left_out_unless_asked_for():
@@ -164,7 +170,7 @@ EMPTY = "there is no such number: its row is empty, or it is a share of 0"
     ],
 )  # fmt: skip
 def test_a_verdict_is_that_of_its_interval(changes, rows, found, interval, about):
-    outcome = judge(claim(**changes), rows)
+    outcome = judge_claim(claim(**changes), rows)
     assert outcome["verdict"] == found
     ends = [outcome.get(name) for name in ("value_ci_low", "value_ci_high")]
     assert ends == ([None, None] if interval is None else pytest.approx(interval, rel=1e-3))
@@ -214,7 +220,7 @@ def test_a_table_has_what_several_records_say_of_one_other_model_once():
         StudyRecord("s", name, "", (MeasuredRun(name, seed, 4, "config"),), "", {}, "", columns, ((name, 1.0), other))
         for seed, name in enumerate(("x", "z"))
     ]  # fmt: skip
-    found = [(each["run"], each["condition"], each["trained_seed"]) for each in table_of(records)]
+    found = [(each["run"], each["condition"], each["trained_seed"]) for each in rows_of_records(records)]
     assert found == [("x", "config", 0), ("y/seed-2", "y/", 2), ("z", "config", 1)]
 
 

@@ -12,12 +12,11 @@ import pytest
 
 from interp_tasks.checkpoints import read_metrics, read_run
 from interp_tasks.cli import main
-from interp_tasks.disk import acquire_folder_lock
 from interp_tasks.errors import Diverged, UserError
-from interp_tasks.search import make_plan, search
-from interp_tasks.search import study as study_module
-from interp_tasks.search.plan import parse_vary, representative_values, shipped_spaces
-from interp_tasks.search.study import build_task_and_settings, mean_of_last_evaluations
+from interp_tasks.file_io import acquire_folder_lock
+from interp_tasks.search import make_plan, run_search, search
+from interp_tasks.search.run_search import build_task_and_settings, mean_of_last_evaluations
+from interp_tasks.search.search_plan import parse_vary, representative_values, shipped_spaces
 
 TINY = {"task.p": "5", "model.d_model": "8", "model.n_heads": "2", "train.threads": "1"}
 VARY = ("train.weight_decay=0.1,0.5,1,2", "train.learning_rate=1e-4:1e-2:log")
@@ -48,9 +47,9 @@ class FakeTrainer:
     def __init__(self, monkeypatch, loss=bowl, results=False):
         self.loss, self.runs = loss, []
         self.before = lambda out: None
-        monkeypatch.setattr(study_module, "train_resolved", self)
+        monkeypatch.setattr(run_search, "train_resolved", self)
         if not results:
-            monkeypatch.setattr(study_module, "write", lambda result, study: [])
+            monkeypatch.setattr(run_search, "write_search_files", lambda result, study: [])
 
     def __call__(self, configuration, out, *, device):
         self.runs.append(out.name)
@@ -133,7 +132,7 @@ def test_the_printed_space_of_miiii():
         "model.n_heads": {4, 8},
     }
     # The filter is on also where the preset leaves it off: its strength would vary nothing.
-    assert make_plan("miiii", preset="cpu").resolved({}).train.grokfast == "ema"
+    assert make_plan("miiii", preset="cpu").config_of_trial({}).train.grokfast == "ema"
 
 
 def test_every_shipped_space_can_be_built():
@@ -142,7 +141,7 @@ def test_every_shipped_space_can_be_built():
             make_plan(task, preset="paper", space=name)
             plan = make_plan(task, space=name)
             build_task_and_settings(
-                plan.resolved({key: representative_values(of)[0] for key, of in plan.vary.items()})
+                plan.config_of_trial({key: representative_values(of)[0] for key, of in plan.vary.items()})
             )
 
 
@@ -308,7 +307,7 @@ def test_several_trials_at_a_time(fake, tmp_path, monkeypatch):
     """Threads stand for the processes; two runs begin before either ends."""
     both = threading.Barrier(2, timeout=60)
     fake.before = lambda out: both.wait() and None
-    monkeypatch.setattr(study_module, "executor_for_jobs", ThreadPoolExecutor)
+    monkeypatch.setattr(run_search, "executor_for_jobs", ThreadPoolExecutor)
     found = search(plan(), out=tmp_path, trials=6, jobs=2)
     assert states(found) == ["complete"] * 6
     assert sorted(fake.runs) == [f"trial-{number:04d}" for number in range(6)]

@@ -11,9 +11,9 @@ import tasks
 from interp_tasks import UserError, train
 from interp_tasks.cli import main
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.loop import TrainingLoop
 from interp_tasks.training.parameter_update import CapturedUpdate, Updater, is_capturable, why_not_captured
 from interp_tasks.training.trainer import prepare_model
+from interp_tasks.training.training_loop import TrainingLoop
 from tasks.modular_arithmetic.one_modulus import OneModulus
 from tasks.registry import BUILT_IN
 

@@ -11,7 +11,7 @@ import tasks
 from interp_tasks import UserError, load_checkpoint, save_checkpoint, train
 from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
 from interp_tasks.training.config import PARTS, WHOLE_PARTS
-from interp_tasks.training.source_checkpoints import in_parts
+from interp_tasks.training.start_weights_and_teacher import is_in_parts
 
 TINY = {"d_model": 8, "n_heads": 2, "n_layers": 2}
 CONFIG = {
@@ -63,15 +63,17 @@ def started(source, out, matrices, settings=TINY, **config):
 def test_the_parts_share_out_all_parameters(matrices):
     names = {name for name, _ in matrices.build_model(0, matrices.Model(**TINY)).named_parameters()}
     assert set().union(*(NAMES[part] for part in WHOLE_PARTS)) == names
-    assert {part: {name for name in names if in_parts(name, [part])} for part in PARTS} == NAMES
+    assert {part: {name for name in names if is_in_parts(name, [part])} for part in PARTS} == NAMES
     post = matrices.build_model(0, matrices.Model(**TINY, norm="post"))
-    theirs = {part: {name for name, _ in post.named_parameters() if in_parts(name, [part])} for part in PARTS}
+    theirs = {
+        part: {name for name, _ in post.named_parameters() if is_in_parts(name, [part])} for part in PARTS
+    }
     changed = {"embed": {"embed.W_E", "ln_embed.w", "ln_embed.b"}, "unembed": {"unembed.W_U", "unembed.b_U"}}
     assert theirs == NAMES | changed
     with pytest.raises(
         UserError, match=r"parameter blocks\.0\.attn2\.W belongs to none of the parts attn, qk, mlp"
     ):
-        in_parts("blocks.0.attn2.W", PARTS)
+        is_in_parts("blocks.0.attn2.W", PARTS)
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -10,7 +10,7 @@ from interp_tasks.cli import main
 from interp_tasks.training.config import train_config
 from interp_tasks.training.cost import cost
 from interp_tasks.training.parameter_update import Updater
-from interp_tasks.training.source_checkpoints import freeze_others
+from interp_tasks.training.start_weights_and_teacher import freeze_others
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,11 @@ def test_memory_of_the_state_is_what_an_updater_holds(addition, changes):
     batch = addition.sample(8, seed=0, split="train")
     for step in range(4):
         addition.loss(model(batch.tokens), batch).backward()
-        updater.set_rate(step)
+        updater.set_learning_rate(step)
         updater.apply()
-    state = {key: value for key, value in updater.state().items() if not key.endswith(("/step", "/torch"))}
+    state = {
+        key: value for key, value in updater.state_tensors().items() if not key.endswith(("/step", "/torch"))
+    }
     held = sum(value.nbytes for value in state.values() if value.ndim)
     assert cost(addition, settings=settings, config=config).state_bytes == held
 

@@ -6,8 +6,14 @@ import pytest
 import torch
 from transformer_lens import HookedTransformerConfig
 
-from interp_tasks.training.forward import Dropout, FusedForward, HookedForward, fastest_forward, why_not_fused
-from tasks.model_construction import PostNormConfig, construct
+from interp_tasks.training.forward import (
+    DropoutMasks,
+    FusedForward,
+    HookedForward,
+    fastest_forward,
+    why_not_fused,
+)
+from tasks.model_and_post_norm import PostNormConfig, build_from_config
 
 N_POS = 5
 
@@ -31,7 +37,7 @@ def random_model(**changes):
         "init_weights": False,
     }
     config = PostNormConfig if "norm" in changes else HookedTransformerConfig
-    model = construct(config(**{**settings, **changes}))
+    model = build_from_config(config(**{**settings, **changes}))
     random_stream = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -92,7 +98,7 @@ def test_fused_is_hooked(architecture, read, batch):
 )
 def test_fused_is_hooked_under_the_same_dropout(masks, read, attn_only, changes):
     model = random_model(attn_only=attn_only, **changes)
-    dropout = Dropout(0.4, masks, N_POS, seed=3, step=17)
+    dropout = DropoutMasks(0.4, masks, N_POS, seed=3, step=17)
     assert_forwards_agree(model, list(READS[read]), 40, dropout)
 
 
@@ -131,18 +137,18 @@ def test_a_fused_forward_that_differs_is_not_used(monkeypatch):
 
 def test_dropout_masks_are_a_function_of_seed_step_layer_and_place():
     resid = torch.ones(3, N_POS, 64)
-    dropout = Dropout(0.25, "per-sample", N_POS, seed=0, step=0)
+    dropout = DropoutMasks(0.25, "per-sample", N_POS, seed=0, step=0)
     mask = dropout(resid, 0, "resid_mid")
     assert torch.equal(mask, dropout(resid, 0, "resid_mid"))
     others = [
-        Dropout(0.25, "per-sample", N_POS, 1, 0)(resid, 0, "resid_mid"),
-        Dropout(0.25, "per-sample", N_POS, 0, 1)(resid, 0, "resid_mid"),
+        DropoutMasks(0.25, "per-sample", N_POS, 1, 0)(resid, 0, "resid_mid"),
+        DropoutMasks(0.25, "per-sample", N_POS, 0, 1)(resid, 0, "resid_mid"),
         dropout(resid, 1, "resid_mid"),
         dropout(resid, 0, "resid_post"),
     ]
     assert not any(torch.equal(mask, other) for other in others)
     assert not torch.equal(mask[0], mask[1])
-    shared = Dropout(0.25, "shared", N_POS, 0, 0)(resid, 0, "resid_mid")
+    shared = DropoutMasks(0.25, "shared", N_POS, 0, 0)(resid, 0, "resid_mid")
     assert torch.equal(shared[0], shared[1])
     # 960 draws: five standard errors of a Bernoulli(0.75) mean.
     assert abs((mask > 0).double().mean().item() - 0.75) < 5 * (0.75 * 0.25 / 960) ** 0.5

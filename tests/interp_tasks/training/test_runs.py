@@ -133,18 +133,18 @@ def test_a_schedule_that_changes_a_step_taken_is_refused(addition, tmp_path):
 
 def test_the_clock_counts_updates_alone_and_goes_on(addition, tmp_path, monkeypatch):
     """An update takes a second, an evaluation a hundred, a pause a million."""
-    from interp_tasks.training import instrumentation, loop
+    from interp_tasks.training import observers_and_clock, training_loop
 
     now = [0.0]
-    monkeypatch.setattr(instrumentation.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(observers_and_clock.time, "perf_counter", lambda: now[0])
     for name, seconds in (("train_step", 1.0), ("_evaluate", 100.0)):
-        plain = getattr(loop.TrainingLoop, name)
+        plain = getattr(training_loop.TrainingLoop, name)
 
         def slower(self, step, plain=plain, seconds=seconds):
             now[0] += seconds
             return plain(self, step)
 
-        monkeypatch.setattr(loop.TrainingLoop, name, slower)
+        monkeypatch.setattr(training_loop.TrainingLoop, name, slower)
     config = {"checkpoint_every": 4, "log_every": 3}
     run = train(addition, out=tmp_path / "run", settings=TINY, config={**config, "steps": 6})
     now[0] += 1e6
@@ -222,7 +222,7 @@ def test_run_json_holds_the_resolved_config_and_where_it_ran(addition, tmp_path,
     # 49 inputs, 14 to train on: half of the others validate, though 512 are asked for.
     assert stored["validation_examples"] == {"": 17}
     (found,) = read_runs(str(run))
-    assert found.labels()["n"] == 17
+    assert found.label_columns()["n"] == 17
     assert stored["drop_metric"] == {"name": "accuracy", "direction": "up", "plateau": None}
     assert stored["plateau_levels"] == stored["loss_shares"] == {}
     assert {"python", "torch", "transformer-lens"} <= {*stored["versions"]}

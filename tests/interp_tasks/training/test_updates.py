@@ -91,7 +91,7 @@ def test_learning_rate_by_its_closed_form(task, settings, expected):
     ]
     updater = Updater(small_model(task), config)
     for step, rate in enumerate(rates):
-        updater.set_rate(step)
+        updater.set_learning_rate(step)
         assert [group["lr"] for group in updater.optimizer.param_groups] == [rate]
 
 
@@ -131,7 +131,7 @@ def test_state_resumes_an_update_bit_for_bit(task, settings):
     def advance(model, updater, steps):
         for step in steps:
             task.loss(model(batch.tokens), batch).backward()
-            updater.set_rate(step)
+            updater.set_learning_rate(step)
             updater.apply()
 
     model = small_model(task)
@@ -140,7 +140,7 @@ def test_state_resumes_an_update_bit_for_bit(task, settings):
     other = small_model(task)
     other.load_state_dict(model.state_dict())
     resumed = Updater(other, config)
-    resumed.load_state({name: tensor.clone() for name, tensor in updater.state().items()})
+    resumed.load_state_tensors({name: tensor.clone() for name, tensor in updater.state_tensors().items()})
     advance(model, updater, range(5, 9))
     advance(other, resumed, range(5, 9))
     for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import tasks
-from tasks.matrix_completion import completion_methods, unrecoverable
+from tasks.matrix_completion import low_rank_fill_methods, unrecoverable
 from tasks.matrix_completion.task import NUCLEAR_NORM, PENALTIES
 
 METHODS = {
-    "ratio": completion_methods.fill_by_rank1_ratio,
-    "als": lambda x, h: completion_methods.alternating_least_squares(x, h, 1, 300),
-    "descent": lambda x, h: completion_methods.gradient_descent(x, h, 1, 3000),
+    "ratio": low_rank_fill_methods.fill_by_rank1_ratio,
+    "als": lambda x, h: low_rank_fill_methods.alternating_least_squares(x, h, 1, 300),
+    "descent": lambda x, h: low_rank_fill_methods.gradient_descent(x, h, 1, 3000),
 }
 
 
@@ -37,11 +37,11 @@ def test_exact_at_rank_one_where_the_mask_lets_it(name):
     assert torch.equal(found[~hidden], values[~hidden])
     known = hidden & ~unrecoverable(hidden)
     if name == "ratio":
-        known &= completion_methods.has_anchor(values, hidden)
+        known &= low_rank_fill_methods.has_anchor(values, hidden)
     assert known.sum() > 50
     torch.testing.assert_close(found[known], values[known], rtol=0, atol=1e-6)
     if name == "ratio":
-        assert (found[hidden & ~completion_methods.has_anchor(values, hidden)] == 0).all()
+        assert (found[hidden & ~low_rank_fill_methods.has_anchor(values, hidden)] == 0).all()
 
 
 def test_the_ratio_is_what_a_loop_gives():
@@ -50,7 +50,7 @@ def test_the_ratio_is_what_a_loop_gives():
     values = torch.randn(6, 4, 3, generator=stream, dtype=torch.float64)
     values[:, 1, 1] = 0
     hidden = torch.rand(6, 4, 3, generator=stream) < 0.4
-    found = completion_methods.fill_by_rank1_ratio(values, hidden)
+    found = low_rank_fill_methods.fill_by_rank1_ratio(values, hidden)
     for b, i, j in hidden.nonzero().tolist():
         x, h = values[b].numpy(), hidden[b].numpy()
         ratios = [
@@ -59,13 +59,13 @@ def test_the_ratio_is_what_a_loop_gives():
             if k != i and l != j and not (h[i, l] or h[k, j] or h[k, l]) and x[k, l]
         ]
         assert found[b, i, j] == pytest.approx(np.mean(ratios) if ratios else 0, abs=1e-12)
-        assert bool(completion_methods.has_anchor(values, hidden)[b, i, j]) == bool(ratios)
+        assert bool(low_rank_fill_methods.has_anchor(values, hidden)[b, i, j]) == bool(ratios)
 
 
 def test_als_is_least_squares_row_by_row():
     values, hidden = rank_one(batch=3, rows=5, columns=5, seed=5, p_mask=0.1)
     values = values + 0.3 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1)).double()
-    found = completion_methods.alternating_least_squares(values, hidden, 2, 1)
+    found = low_rank_fill_methods.alternating_least_squares(values, hidden, 2, 1)
     for x, h, got in zip(values.numpy(), hidden.numpy(), found.numpy(), strict=True):
         left, singular, right = np.linalg.svd(np.where(h, 0, x))
         right = right.T[:, :2] * np.sqrt(singular[:2])
@@ -84,7 +84,7 @@ def test_gradient_descent_goes_down_the_gradient():
     of_u, of_v = torch.autograd.grad(loss, (u, v))
     size = 0.5 / singular[:, :1, None]
     expected = (u - size * of_u) @ (v - size * of_v).mT
-    found = completion_methods.gradient_descent(values, hidden, 1, 1)
+    found = low_rank_fill_methods.gradient_descent(values, hidden, 1, 1)
     torch.testing.assert_close(found[hidden], expected[hidden].detach())
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tasks import TaskError
-from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, objective, solve_by_cvxpy
+from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, nuclear_norm_objective, solve_by_cvxpy
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:cvxpy.*")
 SHAPES = [(4, 4, 1), (3, 6, 2), (7, 5, 2), (1, 4, 1)]
@@ -43,7 +43,7 @@ def test_no_other_completion_is_better(penalty):
     for size in (1.0, 0.1, 0.01):
         move = size * torch.randn(values.shape, generator=stream, dtype=torch.float64)
         other = found.matrices + (move.masked_fill(~hidden, 0) if penalty is None else move)
-        assert (objective(other, values, hidden, penalty) >= found.bound).all()
+        assert (nuclear_norm_objective(other, values, hidden, penalty) >= found.bound).all()
 
 
 def test_observed_entries_are_kept_and_hidden_ones_not_read():

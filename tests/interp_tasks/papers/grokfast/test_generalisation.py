@@ -5,7 +5,7 @@ import math
 import pytest
 
 from interp_tasks.experiments import COLUMNS, generalisation
-from interp_tasks.measurement.level_crossing_steps import reached_steps
+from interp_tasks.measurement.level_crossing_steps import first_and_lasting_steps
 from interp_tasks.papers.grokfast.generalisation import view_rows
 from tests.interp_tasks.logs import write_run
 from tests.interp_tasks.rows import row_of
@@ -26,13 +26,13 @@ def row(result, run, variant, metric, split="validation"):
 
 def test_first_and_for_good_by_hand():
     """0.9 at 0, 1.0 at 10, 0.9 at 20, 1.0 at 30: level 0.95 at 5, and for good at 25."""
-    assert reached_steps([0, 10, 20, 30], [0.9, 1.0, 0.9, 1.0], 0.95) == pytest.approx((5, 25))
-    assert reached_steps([0, 10, 20], [0.9, 1.0, 0.9], 0.95) == pytest.approx((5, math.inf))
+    assert first_and_lasting_steps([0, 10, 20, 30], [0.9, 1.0, 0.9, 1.0], 0.95) == pytest.approx((5, 25))
+    assert first_and_lasting_steps([0, 10, 20], [0.9, 1.0, 0.9], 0.95) == pytest.approx((5, math.inf))
     # Linear from what it was a step before, not from the largest until then.
-    assert reached_steps([0, 10, 20], [0.9, 0.0, 1.0], 0.95) == pytest.approx((19.5, 19.5))
-    assert reached_steps([0, 10], [0.1, 0.2], 0.95) == (math.inf, math.inf)
-    assert reached_steps([3, 10], [1.0, 1.0], 0.95) == (3, 3)
-    assert reached_steps([], [], 0.95) == (math.inf, math.inf)
+    assert first_and_lasting_steps([0, 10, 20], [0.9, 0.0, 1.0], 0.95) == pytest.approx((19.5, 19.5))
+    assert first_and_lasting_steps([0, 10], [0.1, 0.2], 0.95) == (math.inf, math.inf)
+    assert first_and_lasting_steps([3, 10], [1.0, 1.0], 0.95) == (3, 3)
+    assert first_and_lasting_steps([], [], 0.95) == (math.inf, math.inf)
 
 
 def test_the_table_of_one_run(tmp_path):

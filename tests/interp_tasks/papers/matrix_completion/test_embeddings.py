@@ -8,11 +8,11 @@ from sklearn.metrics import roc_auc_score, silhouette_score
 import tasks
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, embeddings
-from interp_tasks.measurement.embeddings import correlation
+from interp_tasks.measurement.embeddings import weighted_correlation
 from interp_tasks.papers.matrix_completion.embedding_geometry import (
     ALIGNMENT,
     area_under_roc,
-    distances,
+    pairwise_distances,
     silhouette,
     silhouette_test,
 )
@@ -25,9 +25,9 @@ ONES = np.ones((1, 30))
 def test_silhouettes_are_those_of_scikit_learn():
     points, labels = RNG.normal(size=(30, 4)), RNG.integers(0, 3, 30)
     points[labels == 1] += 2
-    assert silhouette(distances(points), labels) == pytest.approx(silhouette_score(points, labels))
+    assert silhouette(pairwise_distances(points), labels) == pytest.approx(silhouette_score(points, labels))
     alone = np.append(np.zeros(29, dtype=int), 1)
-    assert silhouette(distances(points), alone) == pytest.approx(silhouette_score(points, alone))
+    assert silhouette(pairwise_distances(points), alone) == pytest.approx(silhouette_score(points, alone))
 
 
 def test_permuted_labels_tell_clusters_from_chance():
@@ -55,16 +55,16 @@ def test_separability_is_the_area_under_the_curve_of_either_end():
 def test_weighted_correlation_is_that_of_the_repeated_points():
     one, other = RNG.normal(size=(2, 30))
     weights = RNG.multinomial(30, np.full(30, 1 / 30), size=2).astype(float)
-    for each, found in zip(weights, correlation(one, other, weights), strict=True):
+    for each, found in zip(weights, weighted_correlation(one, other, weights), strict=True):
         repeated = np.repeat(np.arange(30), each.astype(int))
         assert found == pytest.approx(np.corrcoef(one[repeated], other[repeated])[0, 1])
     planes = RNG.normal(size=(2, 30, 2))
     centred = [(plane - plane.mean(0)).ravel() for plane in planes]
     expected = centred[0] @ centred[1] / np.linalg.norm(centred[0]) / np.linalg.norm(centred[1])
-    assert correlation(*planes, ONES)[0] == pytest.approx(expected)
+    assert weighted_correlation(*planes, ONES)[0] == pytest.approx(expected)
     far = [plane + 1e9 for plane in planes]
-    assert correlation(*far, ONES)[0] == pytest.approx(expected, rel=1e-5)
-    assert correlation(np.ones(30), one, ONES)[0] == 0
+    assert weighted_correlation(*far, ONES)[0] == pytest.approx(expected, rel=1e-5)
+    assert weighted_correlation(np.ones(30), one, ONES)[0] == 0
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_an_arrangement_made_by_hand_is_found(made, task):
 def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):
     """Against the same in four lines of numpy."""
     from interp_tasks.measurement.embeddings import Embeddings
-    from interp_tasks.papers.matrix_completion.embedding_geometry import alignment
+    from interp_tasks.papers.matrix_completion.embedding_geometry import alignment_with_last
 
     ids = task.token_values()
     own, end = Embeddings.of(arranged(task, 2.0)), Embeddings.of(arranged(task))
@@ -133,4 +133,6 @@ def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):
     one, other = own.rows_of_tokens(ids) @ vectors[:, -2:], last @ vectors[:, -2:]
     one, other = (x - x.mean(0) for x in (one, other))
     expected = (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other)
-    assert alignment(own.rows_of_tokens(ids), last, np.ones((1, len(ids))))[0] == pytest.approx(expected)
+    assert alignment_with_last(own.rows_of_tokens(ids), last, np.ones((1, len(ids))))[0] == pytest.approx(
+        expected
+    )

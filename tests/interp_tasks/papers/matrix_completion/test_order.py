@@ -7,7 +7,7 @@ from circuits import ablate, heads
 from circuits import run as run_model
 from interp_tasks import load_checkpoint
 from interp_tasks.experiments import COLUMNS, order
-from interp_tasks.papers.matrix_completion.order import STEP, VALUE
+from interp_tasks.papers.matrix_completion.what_moves_first import STEP, VALUE
 from tasks import pool
 
 STEPS = (0, 2, 4, 6, 8)
@@ -32,7 +32,7 @@ def refs(run):
 @pytest.fixture(scope="module")
 def result(refs):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interp_tasks.checkpoints.refs.find_marks", lambda folder, name: {"pre": 0})
+        patch.setattr("interp_tasks.checkpoints.drop_marks.find_marks", lambda folder, name: {"pre": 0})
         # The last one first: the order of the run is found, not taken over.
         return order([refs[-1], *refs[:-1]], samples=24)
 
@@ -69,7 +69,7 @@ def test_metrics_and_ablation_are_the_tasks(result, task, refs):
 
 
 def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):
-    monkeypatch.setattr("interp_tasks.checkpoints.refs.find_marks", lambda folder, name: {"pre": 3})
+    monkeypatch.setattr("interp_tasks.checkpoints.drop_marks.find_marks", lambda folder, name: {"pre": 3})
     found = order(refs, samples=24)
     # Of two stored steps as near to 3 the earlier one.
     steps = found.frame[found.frame["metric"].str.startswith(STEP)]["value"].dropna()

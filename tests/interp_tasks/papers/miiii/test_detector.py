@@ -7,7 +7,7 @@ import torch
 import tasks
 from interp_tasks import save_checkpoint
 from interp_tasks.experiments import COLUMNS, detector
-from interp_tasks.papers.miiii.detector import precision_recall_rows
+from interp_tasks.papers.miiii.prime_detection import precision_recall_rows
 from tasks.modular_arithmetic import is_prime, primes_below
 
 P = 11
@@ -81,13 +81,13 @@ def test_every_split_of_a_checkpoint(checkpoint):
 
 def test_intervals_are_those_of_a_bootstrap_over_numbers():
     """Against ``circuits``' own, which draws number by number; both quantiles to their Monte-Carlo error."""
-    from circuits.statistics import bootstrap
-    from interp_tasks.papers.miiii.detector import resampled_ratios
+    from circuits.statistics import bootstrap_ratios
+    from interp_tasks.papers.miiii.prime_detection import resampled_ratios
 
     draws = np.random.default_rng(0).random((2, 200))
     counts = (draws < 0.5).astype(float)
     sums = counts * (np.random.default_rng(1).random((2, 200)) < 0.7)
-    ours, theirs = resampled_ratios(sums, counts, 0), bootstrap(sums, counts, 0, 4000)
+    ours, theirs = resampled_ratios(sums, counts, 0), bootstrap_ratios(sums, counts, 0, 4000)
     assert ours.mean(0) == pytest.approx(theirs.mean(0), abs=0.005)
     assert ours.std(0) == pytest.approx(theirs.std(0), rel=0.08)
     assert np.corrcoef(ours.T)[0, 1] == pytest.approx(np.corrcoef(theirs.T)[0, 1], abs=0.08)

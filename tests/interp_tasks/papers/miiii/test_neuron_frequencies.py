@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from circuits import fourier
-from interp_tasks.papers.miiii.neuron_frequencies import count_active, relabelling
+from interp_tasks.papers.miiii.neuron_frequencies import count_active_against_chance, draw_relabelling
 
 
 def shares_by_fft(values, axis):
@@ -30,7 +30,7 @@ def test_counts_against_numpy(sizes, monkeypatch):
     # Features together: shares of the summed variance.
     weights = x.flatten(0, 1).var(0, correction=0).numpy()
     for draw in range(5):
-        first, second = relabelling(grid, 7, draw)
+        first, second = draw_relabelling(grid, 7, draw)
         # The value that was called x is now called first[x].
         renamed = np.empty_like(x.numpy())
         renamed[np.ix_(first, second)] = x.numpy()
@@ -47,7 +47,7 @@ def test_counts_against_numpy(sizes, monkeypatch):
     assert sum(expected) > 0
     for features in (256, 5):
         monkeypatch.setattr("interp_tasks.papers.miiii.neuron_frequencies.FEATURES", features)
-        counts, of_all = count_active(x.flatten(0, 1), grid, 5, 7)
+        counts, of_all = count_active_against_chance(x.flatten(0, 1), grid, 5, 7)
         assert (counts.tolist(), of_all) == (expected, len(together))
 
 
@@ -55,7 +55,7 @@ def test_planted_frequencies_are_found_and_no_others():
     x = torch.arange(31) * 2 * math.pi / 31
     a, b = torch.meshgrid(x, x, indexing="ij")
     planted = [(3 * a).cos() + (3 * b).cos(), (5 * (a + b)).cos(), (3 * a).cos() + (5 * b).sin(), 0 * a + 2]
-    counts, together = count_active(
+    counts, together = count_active_against_chance(
         torch.stack(planted, -1).flatten(0, 1), fourier.Grid({"a": 31, "b": 31}), 19, 0
     )
     # A frequency of either coordinate counts, once.
@@ -66,7 +66,7 @@ def test_arbitrary_functions_of_the_digits_have_none_but_by_chance():
     """f(a) + g(b) has most of its variance in few pairs of frequencies, and none of it from the order of digits."""
     table = torch.randn(2, 29, 400, generator=torch.Generator().manual_seed(0))
     values = (table[0][:, None] + table[1]).relu().flatten(0, 1)
-    counts, together = count_active(values, fourier.Grid({"a": 29, "b": 29}), 19, 1)
+    counts, together = count_active_against_chance(values, fourier.Grid({"a": 29, "b": 29}), 19, 1)
     # 5% by the rule; binomial bounds of 400, one chance in 10,000 each.
     assert 0.015 < float((counts > 0).double().mean()) < 0.1
     assert together == 0
@@ -76,5 +76,5 @@ def test_arbitrary_functions_of_the_digits_have_none_but_by_chance():
 def test_a_feature_of_one_input_has_none(p):
     """All its frequencies have one share, in any order of the digits: rounding must not tell them apart."""
     one_hot = torch.eye(p * p, dtype=torch.float64) * torch.linspace(0.1, 3, p * p)
-    counts, _ = count_active(one_hot, fourier.Grid({"a": p, "b": p}), 19, 0)
+    counts, _ = count_active_against_chance(one_hot, fourier.Grid({"a": p, "b": p}), 19, 0)
     assert counts.tolist() == [0] * (p * p)

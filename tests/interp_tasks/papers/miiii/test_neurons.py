@@ -11,7 +11,7 @@ from circuits import cache
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.papers.miiii.neuron_frequencies import published_active_counts, published_amplitudes
+from interp_tasks.papers.miiii.neuron_frequencies import count_active_by_published_rule, published_amplitudes
 from tests.interp_tasks.rows import row_of
 
 P = 11
@@ -158,9 +158,9 @@ def test_the_published_count_by_hand():
     # Each frequency over its sum: the first 1/8, 1/8, 6/8, the others 1/3.
     flat = np.array([1 / 8, 1 / 8, 6 / 8] + 6 * [1 / 3])
     assert flat.mean() + flat.std() < 6 / 8 < flat.mean() + 3 * flat.std()
-    assert published_active_counts(over_time, 1)[:, 0].tolist() == [0, 0, 1]
-    assert published_active_counts(over_time, 3)[:, 0].tolist() == [0, 0, 0]
-    assert published_active_counts(np.zeros((3, 3, 1)), 1).sum() == 0
+    assert count_active_by_published_rule(over_time, 1)[:, 0].tolist() == [0, 0, 1]
+    assert count_active_by_published_rule(over_time, 3)[:, 0].tolist() == [0, 0, 0]
+    assert count_active_by_published_rule(np.zeros((3, 3, 1)), 1).sum() == 0
 
 
 def test_over_the_checkpoints_of_a_run(run, model, addition):

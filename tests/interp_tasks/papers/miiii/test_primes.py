@@ -13,7 +13,7 @@ from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.papers.grid_inputs import GridInputs
-from interp_tasks.papers.miiii.primes import damage
+from interp_tasks.papers.miiii.parts_by_prime import lost_accuracy
 from tests.interp_tasks.rows import row_of
 
 P, NEURONS = 31, 120
@@ -152,8 +152,8 @@ def test_damage_is_the_share_of_what_is_above_chance():
         for i, gone in enumerate((2, 5, 7))
         for j, judged in enumerate((2, 5, 7))
     ]
-    own, others = damage(pandas.DataFrame(rows), answers, "without ")
+    own, others = lost_accuracy(pandas.DataFrame(rows), answers, "without ")
     # 7 is at chance before: nothing can be lost.
     np.testing.assert_allclose(own, [1, 0.5, np.nan])
     np.testing.assert_allclose(others, [0, 0, 0.25])
-    assert np.nanmax(np.abs(damage(pandas.DataFrame(rows), answers, "control of "))) == 0
+    assert np.nanmax(np.abs(lost_accuracy(pandas.DataFrame(rows), answers, "control of "))) == 0

@@ -8,14 +8,15 @@ import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, weights
-from interp_tasks.measurement.loaded_checkpoints import Examples, subjects
-from interp_tasks.measurement.untrained import build_untrained
-from interp_tasks.papers.miiii.weights import (
+from interp_tasks.measurement.experiment_options import Examples
+from interp_tasks.measurement.loaded_checkpoints import subjects
+from interp_tasks.measurement.untrained_models import build_untrained
+from interp_tasks.papers.miiii.embedding_svd_and_frequencies import (
     MODELS,
     PUBLISHED_DIMENSIONS,
     are_periodic,
     periodic_threshold,
-    significant,
+    significant_frequencies,
     true_and_shuffled_norms,
     vectors_for_share,
 )
@@ -45,7 +46,7 @@ def test_norms_beside_relabelled_digits_are_those_of_the_fft():
     whole = np.abs(np.fft.fft(table, axis=0)) ** 2
     expected = np.sqrt([2 * whole[k].sum() / P for k in range(1, P // 2 + 1)])
     assert norms == pytest.approx(expected)
-    assert (significant(table, 99, 0).nonzero()[0] + 1).tolist() == [3]
+    assert (significant_frequencies(table, 99, 0).nonzero()[0] + 1).tolist() == [3]
     # No order of the rows has more power than there is.
     assert np.max(others) < np.linalg.norm(table - table.mean(0))
     assert len({each.max() for each in others}) == 99

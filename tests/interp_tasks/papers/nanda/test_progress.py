@@ -13,7 +13,8 @@ from interp_tasks import experiments, load_checkpoint
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.papers.grid_inputs import GridInputs
-from interp_tasks.papers.nanda import phases, progress
+from interp_tasks.papers.nanda import phases_by_train_and_test_loss as phases
+from interp_tasks.papers.nanda import progress_experiment as progress
 from interp_tasks.papers.nanda.progress_measures import GridModel, loss_rows, split_rows
 from tests.interp_tasks.rows import row_of
 
@@ -306,7 +307,7 @@ def test_phases_of_curves_made_by_hand():
     assert np.isnan(
         rows(train_loss=test, test_loss=train)["circuit formation", "change of test loss"]["value"]
     )
-    assert phases.boundaries({"train loss": {0: 1.0}, "test loss": {0: 1.0}}) == {}
+    assert phases.phase_boundaries({"train loss": {0: 1.0}, "test loss": {0: 1.0}}) == {}
 
 
 def test_keys_are_those_of_the_last_checkpoint_stored(run):

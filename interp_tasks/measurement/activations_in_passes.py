@@ -1,0 +1,45 @@
+"""Activations over examples, a few at a time, and the grid that a task's inputs lie on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from circuits.fourier import Grid
+    from tasks import GridAxis
+
+#: Examples of one pass hold at most this many tokens.
+TOKENS_PER_PASS = 16384
+
+
+def split_into_passes(tokens: Any, most: int | None = None) -> Sequence[Any]:
+    """Returns tokens ``[batch pos]`` in parts of at most so many tokens (``TOKENS_PER_PASS``), one example at least."""
+    size = max(1, (most or TOKENS_PER_PASS) // tokens.shape[1])
+    return [tokens[start : start + size] for start in range(0, len(tokens), size)]
+
+
+def record_in_passes(
+    model: Any, tokens: Tensor, sites: Sequence[str], read: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """Returns by site what ``read`` makes of its activations, joined over all examples."""
+    import torch
+
+    from circuits import cache
+
+    parts: dict[str, list[Tensor]] = {site: [] for site in sites}
+    for part in split_into_passes(tokens) if parts else ():
+        seen = cache(model, part, list(sites))
+        for site, kept in parts.items():
+            kept.append(read(seen[site]))
+    return {site: torch.cat(kept) for site, kept in parts.items()}
+
+
+def fourier_grid_of_inputs(axes: Sequence[GridAxis], tokens: Tensor) -> Grid:
+    """Returns the grid of the coordinates in a task's inputs, with the rows of ``tokens`` that its cells are."""
+    from circuits.fourier import Grid
+
+    positions = {axis.name: int(axis.position or 0) for axis in axes}
+    return Grid.of_inputs(tokens, positions, [axis.values for axis in axes])
