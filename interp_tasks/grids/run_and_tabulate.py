@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import traceback
 import warnings
 from collections import Counter
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     import pandas
 
 UNITS = "units"
+#: Dask on this machine, or at an address: a name, IPv4, or IPv6 in brackets, and a port.
+DASK = re.compile(r"dask(?:://(?:[\w.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5}))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -199,9 +202,11 @@ def run_units(
 
 def count_executor_slots(executor: str, jobs: int | None, threads: int) -> int | None:
     """Returns how many units an executor gets at a time; ``None``: as many as there are."""
-    if executor not in ("serial", "processes", "dask") and not executor.startswith("dask://"):
-        # What follows may hold a password.
-        raise UserError(f"--executor {executor.partition('://')[0]!r}: write {EXECUTORS}")
+    if executor not in ("serial", "processes"):
+        dask = DASK.fullmatch(executor)
+        if dask is None or int(dask[1] or 0) > 65535:
+            # What follows may hold a password.
+            raise UserError(f"--executor {executor.partition('://')[0]!r}: write {EXECUTORS}")
     if executor not in ("processes", "dask"):
         if jobs is not None:
             raise UserError(f"--jobs is for executors on this machine, processes and dask, not {executor}")

@@ -384,6 +384,10 @@ def test_a_unit_whose_process_dies_has_failed_and_the_others_are_done(tmp_path):
     [
         ("thread", None, 1, "--executor 'thread': write serial, processes, dask"),
         ("desk://user:s3cret@host:1?password=s3cret", None, 1, "--executor 'desk': write serial"),
+        ("dask://user:s3cret@host:1", None, 1, "--executor 'dask': write .* or dask://HOST:PORT$"),
+        ("dask://", None, 1, "--executor 'dask': write"),
+        ("dask://host", None, 1, "--executor 'dask': write"),
+        ("dask://host:70000", None, 1, "--executor 'dask': write"),
         ("serial", 2, 1, "--jobs is for executors on this machine"),
         ("processes", 0, 1, "--jobs 0"),
         ("processes", 100_000, 1, "fit on"),
