@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
@@ -42,7 +43,23 @@ def parse_seed_numbers(given: Any) -> tuple[int, ...]:
 
 def as_list(given: Any) -> Any:
     """Returns a list of one where one is written without brackets."""
-    return [given] if isinstance(given, (str, int, Mapping)) else given
+    return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+
+
+def check_values(value: Any, key: str) -> None:
+    """Refuses what is neither text, a finite number, true or false, nor lists and tables of those: a date, ``inf``."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            check_values(each, f"{key}.{name}")
+    elif isinstance(value, (list, tuple, range)):
+        for each in value:
+            check_values(each, key)
+    elif not isinstance(value, (str, int, float, NoneType, BaseModel)) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
+        raise UserError(
+            f"{key}: {value} is neither text, a finite number, true or false, nor a list or table of them"
+        )
 
 
 def flatten_sections(settings: Any) -> Any:
@@ -210,6 +227,7 @@ def merge_base_grid(block: Any, path: Path) -> Any:
 
 def parse_grid_spec(values: Mapping[str, Any], name: str = "grid") -> Spec:
     """Returns a grid from a dict of the same shape."""
+    check_values(values, f"{name}: grid")
     try:
         spec = Spec(**values)
     except ValidationError as error:

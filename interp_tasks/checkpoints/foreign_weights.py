@@ -21,6 +21,7 @@ from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.checkpoint import (
     TOKENIZER_FOLDER,
+    check_storable,
     config_to_json,
     dtype_name,
     model_from_json,
@@ -211,6 +212,8 @@ def import_checkpoint(
         tokenizer = tokenizer or folder
     # All before the folder is made, so that what is refused leaves none.
     described, models, arranged = read_architecture_and_models(folder, step, task, dict(config or {}))
+    for number, model in models.items():
+        check_storable(model, task, number)
     of_task = None if task is None else {"name": task.name, **task.model_dump(mode="json")}
     info = {
         "imported": {"source": str(source), "own_split": own_split},

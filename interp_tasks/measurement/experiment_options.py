@@ -28,8 +28,7 @@ class Options(TypedDict, total=False):
     """The keyword arguments of every experiment, and the options of its command: the fields of :class:`Examples`."""
 
     samples: Annotated[
-        int | None,
-        typer.Option("--samples", metavar="N", help="Examples; every row with --tokens.", show_default="256"),
+        int | None, typer.Option("--samples", metavar="N", help="Examples.", show_default="256")
     ]
     seed: SEED
     split: Annotated[
@@ -47,7 +46,11 @@ class Options(TypedDict, total=False):
     ]
     tokens: Annotated[
         Any,
-        typer.Option("--tokens", metavar="FILE.npy", help="Run on these tokens, an int array (batch, pos)."),
+        typer.Option(
+            "--tokens",
+            metavar="FILE.npy",
+            help="Run on these tokens, an int array (batch, pos): every row, or the first --samples.",
+        ),
         Path | None,
     ]
     prompts: Annotated[

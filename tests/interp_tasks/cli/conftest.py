@@ -1,6 +1,7 @@
 """Folders that the tests of the command line share."""
 
 import json
+import shutil
 
 import numpy
 import pytest
@@ -25,6 +26,7 @@ def root(tmp_path_factory):
     (folder / "run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     save_checkpoint(folder / "bare", task.build_model(0, settings))
     save_checkpoint(folder / "other", task.build_model(0, task.Model(n_layers=1, n_heads=2, d_model=8)), task)
+    shutil.copy(folder / "bare/model.safetensors", folder / "weights.safetensors")
     (folder / "foreign").write_text("text")
     (folder / "three.jsonl").write_text("3")
     (folder / "three.csv").write_text("step,loss\n1,2,3")

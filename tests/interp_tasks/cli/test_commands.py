@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 import warnings
 from dataclasses import replace
@@ -87,6 +88,13 @@ def test_the_line_of_a_command_begins_its_help_and_required_options_come_first()
         assert made.help.partition("\n\n")[0] == line != ""
         needed = [option.required for option in made.params if option.param_type_name == "option"]
         assert needed == sorted(needed, reverse=True), path
+
+
+def test_no_option_is_explained_by_one_that_the_command_lacks():
+    for path, made in iterate_commands():
+        options = [option for option in made.params if option.param_type_name == "option"]
+        names = {name for option in options for name in (*option.opts, *option.secondary_opts)}
+        assert {*re.findall(r"--[a-z-]+", " ".join(option.help or "" for option in options))} <= names, path
 
 
 def test_an_old_name_is_answered_with_the_new_one(call):

@@ -142,6 +142,7 @@ BEFORE_LOADING = {
     "runs import foreign --out run@1": ["choose a name without @ and zoo:"],
     "runs import foreign --out run/checkpoints/mine": ["run is the folder of a run: choose another --out"],
     "runs import run/checkpoints/00000040/model.safetensors --out new": ["--ckpt takes it as it is"],
+    "runs import weights.safetensors --out new --task matrix-completion --step -3": ["at least 0, got -3"],
     "runs import foreign --out new --log three.jsonl": ["three.jsonl, row 1: no numbers by name, as in"],
     "runs import foreign --out new --log three.csv": ["three.csv, row 1: no numbers by name, as in"],
     f"modular neurons {ADD} --neurons 512": ["--neurons 512: mlp_post of"],

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from datetime import date
 from pathlib import Path
 
 import pandas as pd
@@ -135,6 +136,15 @@ def test_a_configuration_of_two_crossed_sweeps_is_one_folder_with_what_both_vary
         (shipped({"name": "a"}), "two runs ship as a: write {seed}"),
         ({"runs": "zoo:nowhere"}, "no zoo:nowhere"),
         ({"runs": LOG_ALONE, "experiment": [{"name": "drops"}, ABLATION]}, "ships its log alone: train it"),
+        (
+            small(**{"train.learning_rate": [0.1, date(2026, 1, 1)]}),
+            "set.train.learning_rate: 2026-01-01 is neith",
+        ),
+        (
+            small(experiment=[{**ABLATION, "settings": {"samples": math.inf}}]),
+            "settings.samples: inf is neither",
+        ),
+        ({"train": date(2026, 1, 1)}, "grid.train: 2026-01-01 is neither text"),
         (small(experiment=[{**ABLATION, "at": ["lest"]}]), "no step 'lest': did you mean @last?"),
         (small(experiment=[{**ABLATION, "settings": {"samples": 0}}]), "at least one example"),
         (small(experiment=[{"name": "drops", "at": 4}]), "experiment drops takes whole runs: leave out at"),
@@ -187,6 +197,7 @@ def test_a_variation_has_the_settings_of_its_base_but_for_its_own(base):
         ('base = "../first"', "name a grid file beside this one"),
         ('base = "first"\ntask = "miiii"', "task is that of its base, first: leave it out"),
         ('base = "first"\nset = { "task.p" = 3, task.p = 5 }', "varied.toml: task.p is set twice"),
+        ("set = { train.steps = 2026-01-01 }", "grid.train.set.train.steps: 2026-01-01 is neither"),
         ('base = "two"', "a base has one [[train]], that one has 2"),
     ],
 )
