@@ -168,12 +168,12 @@ def test_headlines_have_every_kind_of_cell():
     lacking = row(claim=STAYS.id, run="c|d", verdict="not run", n_runs=0, hours=2.5)
     paper = read_paper("nanda")
     said = f"| {FALLS.says} (`a`) | {FALLS.published} |"
-    cells = f"0.1235 of it | 3 | [-0.333, 2.00e-09] | {FALLS.holds} | ● **held** | 0.043 | 1.5 |"
+    cells = f"0.1235 of it | 3 | [-0.333, 2.00e-09] | {FALLS.holds} | ●\u00a0**held** | 0.043 | 1.5 |"
     told = results.headlines_markdown(paper, [one, other, lacking]).splitlines()
     # Both conditions of the one headline, each named.
     assert told[2:] == [
         f"{said} {cells}",
-        f"{said.replace('`a`', '`b`')} 0.25 to 0.75 of it | 1 | – | {FALLS.holds} | ○ undecided | – | 0 shuffled |",
+        f"{said.replace('`a`', '`b`')} 0.25 to 0.75 of it | 1 | – | {FALLS.holds} | ○\u00a0undecided | – | 0 shuffled |",
         f"| {STAYS.says} | {STAYS.published} | – | – | – | {STAYS.holds} | not run, 2.5 h | – | – |",
     ]
     assert told[0].count("|") == told[1].count("|") == told[2].count("|")

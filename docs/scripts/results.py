@@ -41,7 +41,7 @@ def table(name: str) -> str:
 
 
 #: Before a verdict: told apart without colour.
-MARKS = {"held": "● **held**", "failed": "✕ **failed**", "undecided": "○ undecided"}
+MARKS = {"held": "●\u00a0**held**", "failed": "✕\u00a0**failed**", "undecided": "○\u00a0undecided"}
 
 
 def verdict(row: Verdict) -> str:
