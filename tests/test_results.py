@@ -173,7 +173,8 @@ def test_headlines_have_every_kind_of_cell():
     # Both conditions of the one headline, each named.
     assert told[2:] == [
         f"{said} {cells}",
-        f"{said.replace('`a`', '`b`')} 0.25 to 0.75 of it | 1 | – | {FALLS.holds} | ○\u00a0undecided | – | 0 shuffled |",
+        f"{said.replace('`a`', '`b`')} 0.25 to 0.75 of it | 1 | – | {FALLS.holds} | ○\u00a0undecided | – | "
+        "0 shuffled |",
         f"| {STAYS.says} | {STAYS.published} | – | – | – | {STAYS.holds} | not run, 2.5 h | – | – |",
     ]
     assert told[0].count("|") == told[1].count("|") == told[2].count("|")

@@ -39,6 +39,8 @@ LONG_WORD = 24
 MAX_ROWS_SHARED = 4
 #: Keys of columns that a single row does without, as its head says the same.
 IN_HEAD_OF_ONE = ("variant", "metric", "p_adjusted")
+#: Keys of columns that together name a row.
+NAMES = ("checkpoint", "variant", "intervention", "metric")
 #: Keys of columns of numbers that stand at the right edge.
 NUMBERS = ("baseline", "value", "effect", "p_adjusted")
 #: Texts of cells in which there is nothing.
@@ -145,6 +147,7 @@ def print_blocks(
     kept, shared = split_shared_columns(columns, blocks)
     out = stdout_console()
     kept, without = drop_intervals(kept, out.width)
+    named = len(naming_columns(kept))
     parts = fit_columns_to_width(kept, out.width)
     wide = stdout_console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
     for at, (block, (*first, last)) in enumerate(zip(blocks, heads, strict=True)):
@@ -157,7 +160,9 @@ def print_blocks(
         for place, part in enumerate(parts):
             # Below, a row that would say nothing is left out.
             rows = [
-                row for row in block if not place or any(one.cells[row] not in NOTHING for one, _ in part[1:])
+                row
+                for row in block
+                if not place or any(one.cells[row] not in NOTHING for one, _ in part[named:])
             ]
             if not rows:
                 continue
@@ -221,16 +226,22 @@ def split_shared_columns(
     return (kept, shared) if kept else (list(columns), [[] for _ in blocks])
 
 
+def naming_columns(columns: Sequence[TextColumn]) -> list[TextColumn]:
+    """Returns the columns that together name a row, or else the first."""
+    return [column for column in columns if column.key in NAMES] or [*columns[:1]]
+
+
 def fit_columns_to_width(columns: Sequence[TextColumn], room: int) -> list[list[tuple[TextColumn, int]]]:
     """Returns as many columns at a time as there is room for, with their widths, which are those of every block.
 
-    Columns below the first part begin with the first column. A column is at least as wide as its longest word and, as
-    far as there is room, as its longest text; texts that have no room stand in several lines.
+    Columns below the first part begin with those that name a row. A column is at least as wide as its longest word
+    and, as far as there is room, as its longest text; texts that have no room stand in several lines.
     """
+    names = naming_columns(columns)
     parts: list[list[TextColumn]] = [[]]
     for column in columns:
-        if len(parts[-1]) > 1 and sum(one.longest_word + GAP for one in (*parts[-1], column)) > room:
-            parts.append([columns[0]])
+        if len(parts[-1]) > len(names) and sum(one.longest_word + GAP for one in (*parts[-1], column)) > room:
+            parts.append(names.copy())
         parts[-1].append(column)
     room = max(room, *(sum(one.longest_word + GAP for one in part) for part in parts))
     laid_out = []
@@ -276,8 +287,9 @@ def block_title_parts(rows: Sequence[Any]) -> list[str]:
     step = [] if pandas.isna(row["step"]) else [f"step {row['step']}"]
     same = [one["n"] for one in rows if one["split"] == row["split"] and not pandas.isna(one["n"])]
     counted = "all" if pandas.isna(row["n"]) else max(same, default=row["n"])
-    about = "weights alone" if split == "weights" else f"{counted} {split} examples"
-    seed = [] if pandas.isna(row["seed"]) else [f"seed {row['seed']}".removesuffix(".0")]
+    about = "weights alone" if split == "weights" else f"{counted} {split} example{'s' * (counted != 1)}"
+    one_seed = len({one["seed"] for one in rows}) == 1 and not pandas.isna(row["seed"])
+    seed = [f"seed {row['seed']}".removesuffix(".0")] if one_seed else []
     return [str(row["ref"]), *step, ", ".join([about, *seed])]
 
 
@@ -348,8 +360,8 @@ def print_in_format(result: Result, format: str, metric: str | None = None, top:
         return
     frame, notes = chosen.frame, list(chosen.notes)
     rows, columns = readable_table(frame)
-    order = rows["effect"].abs().sort_values(ascending=False, kind="stable").index
-    largest = rows.loc[order].groupby(["ref", "metric"], sort=False, dropna=False).head(top or MOST_ROWS)
+    order = rows["effect"].abs().sort_values(ascending=False, kind="stable").index if compares else rows.index
+    largest = rows.loc[order].groupby(["ref", *["metric"] * compares], sort=False).head(top or MOST_ROWS)
     if top is not None:
         in_order = {ref: number for number, ref in enumerate(rows["ref"].unique())}
         rows = largest.sort_values("ref", key=lambda refs: refs.map(in_order), kind="stable")

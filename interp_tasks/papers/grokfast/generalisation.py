@@ -63,7 +63,8 @@ def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL] = 0
     notes = (
         "Step: where the accuracy first is at the level, interpolated between logged steps; for good: after it the "
         "accuracy is never below again. Validation is a fixed sample, train the batch of the step.",
-        "Delay: steps from train to validation.",
+        "Delay: steps from train to validation. accuracy: the mean of those below it. Pairs in order: of two answers "
+        "the smaller is at the level first; last / first: the steps of the last by those of the first.",
         "Of several seeds: the median; a run that does not get there is later than all others.",
     )
     config = {"runs": [run.name for run in logged_runs], "level": level}
