@@ -10,7 +10,7 @@ Hooks here and beside are lambdas: a deep copy of a model shares them, and does 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
@@ -46,7 +46,7 @@ class BridgeHooks(ABC):
     """Hooks one bridge at the sites of `KINDS`."""
 
     def __init__(self, model: nn.Module, hooks: Mapping[str, nn.Module], wrapped: nn.Module) -> None:
-        self._wrapped = wrapped
+        self.wrapped = wrapped
         self._hooks = hooks
         self._blocks = list(model.get_submodule("blocks").children())
         cfg: Any = model.cfg
@@ -117,17 +117,12 @@ class BridgeHooks(ABC):
         """Tells whether a hook point of the residual stream feeds only the MLP."""
         return site == "resid_mid"
 
-    def on_run(
-        self, begin: Callable[[tuple[Any, ...], Mapping[str, Any]], None], end: Callable[[], None]
-    ) -> Handle:
-        # `run_with_hooks` and `run_with_cache` bypass the bridge's own __call__; every run calls the wrapped model.
-        return Handles(
-            self._wrapped.register_forward_pre_hook(
-                lambda module, args, kwargs: begin(*_to_bridge_arguments(module, args, kwargs)),
-                with_kwargs=True,
-            ),
-            self._wrapped.register_forward_hook(lambda module, inputs, output: end(), always_call=True),
-        )
+    def to_bridge_arguments(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Converts the wrapped model's arguments into those of the bridge: the inputs, and all arguments by name."""
+        given = bind_arguments(type(self.wrapped).forward, args, kwargs)
+        return (given.get("input_ids", args[0] if args else None),), given
 
     def _is_layer_used(self, layer: int | None) -> bool:
         """Tells whether the run uses a layer. With `start_at_layer=` (4.x) the bridge computes what comes before that
@@ -227,7 +222,7 @@ class HuggingFaceBridgeHooks(BridgeHooks):
     @cached_property
     def _length_dependent_rope(self) -> str | None:
         """The rotary scaling whose angles depend on the longest row of a run."""
-        config: Any = self._wrapped.config
+        config: Any = self.wrapped.config
         scaling = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
         return next((kind for kind in ("dynamic", "longrope") if kind in scaling), None)
 
@@ -262,14 +257,6 @@ def make_bridge_hooks(model: nn.Module, hooks: dict[str, nn.Module], parallel: b
     if type(wrapped).__name__ == "NativeModel":  # TransformerLens' own
         return NativeBridgeHooks(model, hooks, wrapped)
     return HuggingFaceBridgeHooks(model, hooks, wrapped, find_model_family(model, wrapped, parallel))
-
-
-def _to_bridge_arguments(
-    wrapped: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Converts the wrapped model's arguments into those of the bridge: the inputs, and all arguments by name."""
-    given = bind_arguments(type(wrapped).forward, args, kwargs)
-    return (given.get("input_ids", args[0] if args else None),), given
 
 
 def _wrapped_module(component: Any) -> Any:

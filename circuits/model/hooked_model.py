@@ -372,41 +372,39 @@ class HookedModel:
 
         kwargs are all arguments by name, those in `args` too.
         """
+        started = RevocableFunction(begin, self.model)
+        over = RevocableFunction(end, self.model, ignores_others=True)
         running = False
-
-        def start(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            nonlocal running
-            if running:
-                raise CircuitsError(INSIDE)
-            running = True
-            begin(args, kwargs)
-
-        def stop() -> None:
-            nonlocal running
-            running = False
-            end()
-
-        started = RevocableFunction(start, self.model)
-        over = RevocableFunction(stop, self.model, ignores_others=True)
-        if self._bridge is not None:
-            started.handles = (over, self._bridge.on_run(started, over))
-            return started
-        # A user's subclass may take *args and hand them on, so the signature is that of the supported class.
-        family: Any = next(base for base in type(self.model).__mro__ if base.__name__ == self.family)
-        forward = family.forward
 
         def begin_and_end_around(
             method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
+            nonlocal running
+            if running:
+                raise CircuitsError(INSIDE)
+            running = True
             try:
-                started(args, bind_arguments(forward, args, kwargs))
+                started(*named(args, kwargs))
                 return method(*args, **kwargs)
             finally:
+                running = False
                 over()
 
+        # `run_with_hooks` and `run_with_cache` bypass a bridge's own forward; every run calls the model that it wraps.
+        owner, named = self.model, self._name_arguments
+        if self._bridge is not None:
+            owner, named = self._bridge.wrapped, self._bridge.to_bridge_arguments
         # Not hooks of the model: `generate` and `run_with_hooks` pass these by.
-        started.handles = (over, MethodWrapper(self.model, "forward", begin_and_end_around))
+        started.handles = (over, MethodWrapper(owner, "forward", begin_and_end_around))
         return started
+
+    def _name_arguments(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Returns the arguments of a call of a HookedTransformer, and all of them by name."""
+        # A user's subclass may take *args and hand them on, so the signature is that of the supported class.
+        family: Any = next(base for base in type(self.model).__mro__ if base.__name__ == self.family)
+        return args, bind_arguments(family.forward, args, kwargs)
 
     def tokens_of_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Returns the inputs [batch pos ...] of a call of the model, of texts the tokens that it makes; None where they

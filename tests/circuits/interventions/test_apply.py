@@ -5,7 +5,8 @@ import contextlib
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, run
+import circuits
+from circuits import CircuitsError, ablate, edit, intervene, run, sweep
 
 
 def test_a_later_edit_upstream_does_not_change_what_an_earlier_mean_was(
@@ -82,3 +83,43 @@ def test_grad_mode_and_train_mode_of_the_body_are_its_own(causal, tokens):
         with torch.no_grad():
             assert not causal(tokens).requires_grad
         assert causal.training
+
+
+def test_a_run_within_a_run_that_is_refused_changes_nothing(make_model, family, tokens, other_tokens):
+    """Even where the hook that runs the model goes on after the refusal, or the inner run is broken off."""
+    model = make_model(0, family)
+    prompts = circuits.prompts(model, [[1, 2, 3], [4, 5, 6, 7, 8]], side="left")
+    edits = {"a": ablate.zero("0.0", positions=[0]), "b": edit("z.1", lambda z: z * 2, positions=[0])}
+    expected = [
+        sweep(model, prompts, edits, engine=name).frame["value"].tolist() for name in ("auto", "naive")
+    ]
+    inside, refused, broken = [], [], []
+
+    def run_within(*_):
+        if inside:
+            return
+        inside.append(True)
+        try:
+            model(other_tokens)
+        except CircuitsError as error:
+            refused.append(error)
+        finally:
+            inside.clear()
+
+    handle = model.blocks[1].register_forward_pre_hook(run_within)
+    found = [sweep(model, prompts, edits, engine=name).frame["value"].tolist() for name in ("auto", "naive")]
+    handle.remove()
+    assert refused
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+
+    def breaks_off(z):
+        if not broken:
+            broken.append(True)
+            raise KeyboardInterrupt
+        return z * 2
+
+    doubled = run(model, tokens, edit("z.0", lambda z: z * 2))
+    with intervene(model, edit("z.0", breaks_off)):
+        with pytest.raises(KeyboardInterrupt):
+            model(tokens)
+        assert torch.equal(model(tokens), doubled)
