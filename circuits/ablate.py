@@ -367,5 +367,6 @@ def each(
     where `make` takes layers, "seed 2" where its first argument is called seed, else the item.
     `circuits.grid` does the same over several arguments at once, by their names.
     """
-    argument = next(iter(inspect.signature(make).parameters), "item")
+    parameters = inspect.signature(make).parameters if callable(make) else ()
+    argument = next(iter(parameters), "item")
     return cast(dict[str, Intervention], intervention_grids.grid(make, {argument: items}, **arguments))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, overload
@@ -27,7 +27,12 @@ from circuits.model.activation_recording import hold_eval_mode, keep_hooks_last,
 from circuits.model.decode_steps import watch_generations
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle
-from circuits.model.open_blocks import get_edit_state, hold_model_exclusively, parameters_replaced
+from circuits.model.open_blocks import (
+    entered_once,
+    get_edit_state,
+    hold_model_exclusively,
+    parameters_replaced,
+)
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site, closest_sites
@@ -57,8 +62,8 @@ def plan_steps(interventions: Iterable[Any], surface: HookedModel) -> Plan:
     return tuple(plan)
 
 
-@contextmanager
-def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[nn.Module]:
+@entered_once
+def intervene(model: nn.Module, *interventions: Intervention) -> Generator[nn.Module, None, None]:
     """Runs the model with some edits inside a block.
 
         with intervene(model, ablate.uniform("all"), ablate.zero("mlp_out.1")):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from circuits.errors import CircuitsError
+from circuits.errors import CircuitsError, format_value
 from circuits.interventions.base import Intervention
 from circuits.model.heads import Head, KeyValueGroup
 from circuits.tensors_and_positions import Snapshot, dense_if_array
@@ -31,6 +31,7 @@ def grid(
             "0.1" for a head, "position 3", "layer 2" for numbers, those of a list joined by "+", else the item itself.
             `arguments` are the same in all.
     """
+    _check_callable(make, "grid", "the axes' items")
     if not isinstance(axes, Mapping) or not axes:
         raise CircuitsError('grid: axes are a dict of argument -> items, such as {"positions": range(6)}')
     items: list[list[tuple[str, Any]]] = []
@@ -52,6 +53,13 @@ def grid(
         chosen = {axis: value for axis, (_, value) in zip(axes, combination, strict=True)}
         interventions[name] = make(**chosen, **arguments)
     return interventions
+
+
+def _check_callable(make: Any, caller: str, of: str) -> None:
+    if not callable(make):
+        raise CircuitsError(
+            f"{caller}: make is a function of {of} that returns an intervention; got {format_value(make)}"
+        )
 
 
 #: What one item of an axis is called.
@@ -106,6 +114,7 @@ def draws(make: Callable[[int], Intervention], count: int, seed: int = 0) -> Dra
 
     Seeds of different draws, and of the same draw under different `seed`, are unrelated (numpy's SeedSequence).
     """
+    _check_callable(make, "draws", "a seed")
     if not is_whole(count, 1):
         raise CircuitsError(f"draws: count={count!r}; give the number of draws, at least 1")
     children = np.random.SeedSequence(parse_seed(seed, "draws")).generate_state(int(count), np.uint64) >> 1

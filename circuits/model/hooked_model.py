@@ -62,6 +62,8 @@ class HookedModel:
         #: What the model calls, layer by layer.
         self.block_modules: list[nn.Module] = list(model.get_submodule("blocks").children())
         self.bridged = self.family == BRIDGE
+        # Stands for the call of `run_forward` that is under way.
+        self._forward: object | None = None
         self._drop_unusable_hooks()
         #: True if each residual sum is normalised to become the stream, with no norm before attention and MLP.
         self.post_norm: bool = "blocks.0.hook_normalized_resid_post" in hooks
@@ -270,11 +272,14 @@ class HookedModel:
         """Returns the model's output on inputs, each row as the prompt alone gives it."""
         tokens, arguments = self.forward_arguments(prompts)
         bridge = self.huggingface
-        if bridge is None:
-            return self.model(tokens, **arguments)
-        bridge.reset_rotary_cache()
-        with nullcontext() if prompts.mask is None else bridge.without_empty_queries():
-            return self.model(tokens, **arguments)
+        if bridge is not None:
+            bridge.reset_rotary_cache()
+        self._forward = object()
+        try:
+            with nullcontext() if bridge is None or prompts.mask is None else bridge.without_empty_queries():
+                return self.model(tokens, **arguments)
+        finally:
+            self._forward = None
 
     def _takes_positions(self) -> bool:
         """Tells whether a wrapped model takes positions, and does not derive them from the mask itself."""
@@ -375,14 +380,16 @@ class HookedModel:
         started = RevocableFunction(begin, self.model)
         over = RevocableFunction(end, self.model, ignores_others=True)
         running = False
+        latest: object | None = None
 
         def begin_and_end_around(
             method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
-            nonlocal running
-            if running:
+            nonlocal running, latest
+            # A hook on the model itself acts when the run has ended, in the same call of `run_forward`.
+            if running or (latest is not None and latest is self._forward):
                 raise CircuitsError(INSIDE)
-            running = True
+            running, latest = True, self._forward
             try:
                 started(*named(args, kwargs))
                 return method(*args, **kwargs)

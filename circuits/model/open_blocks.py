@@ -5,16 +5,39 @@ original weights, the hooks that are on it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import _GeneratorContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+
+P = ParamSpec("P")
+
+
+class BlockEnteredOnce(_GeneratorContextManager[nn.Module]):
+    """A block of `intervene` or `splice`."""
+
+    def __enter__(self) -> nn.Module:
+        if not hasattr(self, "args"):  # contextlib deletes them on entry
+            name = getattr(self.gen, "__name__", "intervene")
+            raise CircuitsError(f"a block is entered once: write {name}(...) again")
+        return super().__enter__()
+
+
+def entered_once(function: Callable[P, Generator[nn.Module, None, None]]) -> Callable[P, BlockEnteredOnce]:
+    """Decorates as `contextmanager` does; a second entry of one block is an error that says what to write."""
+
+    @wraps(function)
+    def make_block(*args: P.args, **kwargs: P.kwargs) -> BlockEnteredOnce:
+        return BlockEnteredOnce(function, args, kwargs)
+
+    return make_block
 
 
 @dataclass

@@ -10,8 +10,7 @@ Marks et al. 2024 (arXiv:2403.19647), where the error is a node too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError, prefix_circuits_errors
 from circuits.model.activation_recording import keep_hooks_last
 from circuits.model.hooked_model import HookedModel
-from circuits.model.open_blocks import get_edit_state, hold_model_exclusively
+from circuits.model.open_blocks import entered_once, get_edit_state, hold_model_exclusively
 from circuits.model.sites import ERROR, FEATURES, KINDS, Site, SiteLike, sae_part_kind
 
 CALLER = "splice"
@@ -71,8 +70,8 @@ class SAEInsertion:
         return sum(changes, x) if changes else None
 
 
-@contextmanager
-def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Iterator[nn.Module]:
+@entered_once
+def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Generator[nn.Module, None, None]:
     """Puts sparse autoencoders (SAEs) in line inside a block; their features are sites of the model there.
 
         with splice(model, {"resid_post.1": sae}):

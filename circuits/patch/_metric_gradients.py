@@ -168,9 +168,17 @@ class PatchExamples(PatchSetup):
     @cached_property
     def logit_columns(self) -> Tensor | None:
         """The columns at which logits are computed; None: all."""
-        columns = self.metric.columns_read
-        cut = columns is not None and UNEMBED in self.surface.hooks and len(columns) < self.base.shape[1]
-        return columns if cut else None
+        columns, model = self.metric.columns_read, self.surface.model
+        if columns is None or UNEMBED not in self.surface.hooks or len(columns) == self.base.shape[1]:
+            return None
+        # A hook of the user's on what the logits pass may count in all positions.
+        passed = (
+            model,
+            *model.get_submodule("unembed").modules(),
+            model.__dict__.get("original_model", model),
+        )
+        hooked = any(one._forward_hooks or one._forward_pre_hooks for one in passed)
+        return None if hooked else columns
 
     def run(
         self,

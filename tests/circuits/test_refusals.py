@@ -12,6 +12,7 @@ import circuits
 from circuits import (
     CircuitsError,
     ablate,
+    cache,
     circuit,
     edit,
     intervene,
@@ -83,6 +84,11 @@ def without_a_run(model: Any) -> None:
 def hooked_stream(model: Any) -> None:
     model.add_hook("blocks.0.hook_resid_post", lambda x, hook: x + 1)
     lens(model, tokens)
+
+
+def calling_hook(model: Any) -> None:
+    model.register_forward_hook(lambda module, inputs, output: model.forward(other))
+    cache(model, tokens, "z.0")
 
 
 def hook_before_a_receiver(model: Any) -> None:
@@ -249,6 +255,9 @@ run(build(attn_only=True), tokens, ablate.zero(0))
 grid(ablate.uniform, {"heads": []})
 ablate.each(ablate.uniform, "all")
 draws(lambda seed: seed, 3)
+draws(ablate.uniform("0.1"), 3)
+grid("uniform", {"heads": ["0.1"]})
+ablate.each("zero", ["0.1"])
 sweep(m, tokens, zero, lambda x: (torch.ones(8), torch.arange(8) > 1))
 # Other verbs.
 patch.attribution(m, tokens, other[:, :5], metric=logit)
@@ -271,6 +280,8 @@ patch.edges(m, uneven, uneven, logit, spans={"noun": [1, 2]})
 compare(None, logit)
 check(m, "x")
 run(m, tokens, edit("z.0", lambda z: m(tokens) and z))
+calling_hook(m)
+calling_hook(build(family=BRIDGE))
 lens(m, tokens, batch=[1])
 lens(m, tokens, positions=hidden)
 hooked_stream(m)
@@ -484,6 +495,8 @@ run_with(m, {"resid_post.0": SAE, "blocks.0.hook_resid_post": SAE})
 run_with(m, {"resid_post.0": (lambda x: x[0], lambda f: f)})
 run_with(m, {"resid_post.0": (lambda x: x @ tokens, lambda f: f)})
 twice_spliced(m)
+[block.__enter__() for block in 2 * [intervene(m)]]
+[block.__enter__() for block in 2 * [splice(m, {"resid_post.0": SAE})]]
 path_in_a_splice(m)
 path_in_a_path(m)
 patterns.attention(build(1, family=HOOKED), patterns.record(m, tokens))

@@ -1,9 +1,10 @@
 """Raw hooks of the user's, beside what is computed here: in place or not, on sites, on blocks, inside norms."""
 
+import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, cache, edit, patch, run
+from circuits import CircuitsError, cache, edit, logit_difference, patch, run
 
 # With a path that has to do with each.
 SITES = {
@@ -36,6 +37,24 @@ def test_a_hook_that_works_in_place_acts_once(causal, tokens, other_tokens):
             handle.remove()
         assert torch.equal(*found), hook
         assert not torch.allclose(found[0], run(causal, tokens)), hook
+
+
+@pytest.mark.parametrize("name", ["", "unembed"])
+@pytest.mark.parametrize(("position", "times"), [(3, 1), (-1, 10)])
+def test_a_hook_on_the_logits_counts_in_all_positions(causal, tokens, other_tokens, name, position, times):
+    """Estimates need the logits at one position alone, and the hook changes only the last of the logits' positions."""
+
+    def estimates():
+        yield patch.attribution(*given).frame["effect"]
+        for verb in (patch.screen, patch.edges):
+            yield verb(*given, exact=0).frame["estimate"]
+
+    given = (causal, tokens, other_tokens, logit_difference(5, 6, position=position))
+    plain = [*estimates()]
+    handle = hooked(causal.get_submodule(name), lambda x: torch.cat([x[:, :5], 10 * x[:, [5]]], 1))
+    for expected, found in zip(plain, estimates(), strict=True):
+        np.testing.assert_allclose(found, times * expected, atol=1e-12)
+    handle.remove()
 
 
 @pytest.mark.parametrize("where", ["after block 0", "before block 1", "in place"])
