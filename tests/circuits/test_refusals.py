@@ -12,7 +12,6 @@ import circuits
 from circuits import (
     CircuitsError,
     ablate,
-    cache,
     circuit,
     edit,
     intervene,
@@ -88,7 +87,7 @@ def hooked_stream(model: Any) -> None:
 
 def calling_hook(model: Any) -> None:
     model.register_forward_hook(lambda module, inputs, output: model.forward(other))
-    cache(model, tokens, "z.0")
+    circuits.cache(model, tokens, "z.0")
 
 
 def hook_before_a_receiver(model: Any) -> None:
@@ -256,7 +255,6 @@ grid(ablate.uniform, {"heads": []})
 ablate.each(ablate.uniform, "all")
 draws(lambda seed: seed, 3)
 draws(ablate.uniform("0.1"), 3)
-grid("uniform", {"heads": ["0.1"]})
 ablate.each("zero", ["0.1"])
 sweep(m, tokens, zero, lambda x: (torch.ones(8), torch.arange(8) > 1))
 # Other verbs.
@@ -496,7 +494,6 @@ run_with(m, {"resid_post.0": (lambda x: x[0], lambda f: f)})
 run_with(m, {"resid_post.0": (lambda x: x @ tokens, lambda f: f)})
 twice_spliced(m)
 [block.__enter__() for block in 2 * [intervene(m)]]
-[block.__enter__() for block in 2 * [splice(m, {"resid_post.0": SAE})]]
 path_in_a_splice(m)
 path_in_a_path(m)
 patterns.attention(build(1, family=HOOKED), patterns.record(m, tokens))

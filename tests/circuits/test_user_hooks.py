@@ -43,17 +43,12 @@ def test_a_hook_that_works_in_place_acts_once(causal, tokens, other_tokens):
 @pytest.mark.parametrize(("position", "times"), [(3, 1), (-1, 10)])
 def test_a_hook_on_the_logits_counts_in_all_positions(causal, tokens, other_tokens, name, position, times):
     """Estimates need the logits at one position alone, and the hook changes only the last of the logits' positions."""
-
-    def estimates():
-        yield patch.attribution(*given).frame["effect"]
-        for verb in (patch.screen, patch.edges):
-            yield verb(*given, exact=0).frame["estimate"]
-
     given = (causal, tokens, other_tokens, logit_difference(5, 6, position=position))
-    plain = [*estimates()]
+    verbs = (patch.screen, patch.edges)
+    plain = [verb(*given, exact=0).frame["estimate"] for verb in verbs]
     handle = hooked(causal.get_submodule(name), lambda x: torch.cat([x[:, :5], 10 * x[:, [5]]], 1))
-    for expected, found in zip(plain, estimates(), strict=True):
-        np.testing.assert_allclose(found, times * expected, atol=1e-12)
+    for verb, expected in zip(verbs, plain, strict=True):
+        np.testing.assert_allclose(verb(*given, exact=0).frame["estimate"], times * expected, atol=1e-12)
     handle.remove()
 
 
