@@ -156,11 +156,23 @@ def _weights_by_name(source: Any, caller: str) -> dict[str, Any]:
 
 
 def _check_not_tied(label: str, names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuses tied weights: one parameter under two names, or two that begin at one address."""
+    """Refuses tied weights: one parameter under two names, or two that share memory."""
     for name in names:
         for other in parameters:
-            if other != name and parameters[name].data_ptr() == parameters[other].data_ptr():
+            if other != name and _share_memory(parameters[name], parameters[other]):
                 one, two = (each for each in parameters if each in (name, other))
                 raise CircuitsError(
                     f"{label}: {one} and {two} are one parameter, or share its memory; transplant neither of them"
                 )
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    """Tells whether two tensors have an entry in common; the q, k and v of GPT-2's bridge, columns of one matrix, have
+    none.
+    """
+    storage = one.untyped_storage()
+    if storage.data_ptr() != other.untyped_storage().data_ptr() or not one.numel() or not other.numel():
+        return False
+    taken = torch.zeros(storage.nbytes() // one.element_size(), dtype=torch.bool)
+    taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())

@@ -183,7 +183,12 @@ def row_numbers(rows: Any, count: int) -> list[int]:
     """Returns the numbers of the rows, of so many, that a slice, one number, several or a mask of bools choose."""
     if isinstance(rows, slice):
         return list(range(count)[rows])
-    given = rows.numpy(force=True) if isinstance(rows, Tensor) else np.asarray(rows)
+    # numpy takes a bool among numbers for 0 or 1, and fails on lists of unequal lengths.
+    listed = rows if isinstance(rows, list | tuple) else []
+    mixed = any(isinstance(row, list) for row in listed) or len({type(row) is bool for row in listed}) > 1
+    given = (
+        rows.numpy(force=True) if isinstance(rows, Tensor) else np.asarray(rows, object if mixed else None)
+    )
     given = given if given.size else given.astype(int)
     is_mask = given.dtype == bool and given.shape == (count,)
     # Bytes may be meant as a mask or as numbers.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from circuits.circuit._circuit_edit import parse_activation
 from circuits.circuit._component_graph import Input, Node, input_from_name, node_from_name
 from circuits.errors import CircuitsError, prefix_circuits_errors
@@ -190,6 +192,17 @@ def _parse_stored_activations(place: Place, source: Any, caller: str, at: Positi
     if missing:
         raise CircuitsError(f"{caller}: the source has no {missing[0]}; it has {', '.join(map(str, names))}")
     values = {name: parse_activation(source[name], name, caller) for name in hooks}
+    if place.site.name == "scores" and any(map(_is_pattern, values.values())):
+        raise CircuitsError(
+            f"{caller}: the source holds patterns where scores should be, as a TransformerBridge's own cache does; "
+            'take it from circuits.cache(model, tokens, ["scores"])'
+        )
     mask = source.mask if isinstance(source, Activations) else None
     stored = tuple((name, Snapshot(value)) for name, value in values.items())
     return FromTensors(stored, None if mask is None else Snapshot(mask), at)
+
+
+def _is_pattern(values: Tensor) -> bool:
+    """Returns whether all rows are non-negative and sum to 1, or to 0 where no key is visible, as patterns do."""
+    total = values.sum(-1)
+    return bool((values >= 0).all() and ((total - 1).abs().lt(0.05) | total.eq(0)).all())
