@@ -80,8 +80,10 @@ def search(
     check_device(device)
     out = Path(out)
     check_folder_kind(out, "search")
-    first = plan.config_of_trial({key: representative_values(values)[0] for key, values in plan.vary.items()})
-    check_precision(first.train, device)
+    firsts = {key: representative_values(values)[0] for key, values in plan.vary.items()}
+    first = plan.config_of_trial(firsts)
+    for precision in plan.vary.get("train.precision", [first.train.precision]):
+        check_precision(plan.config_of_trial({**firsts, "train.precision": precision}).train, device)
     key, direction = resolve_objective(plan, get(first.task_name, **first.task))
     identity = json.loads(json.dumps(plan.identity(key, direction)))
     file = out / "search.json"
