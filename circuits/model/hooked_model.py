@@ -338,7 +338,9 @@ class HookedModel:
             revocable.handles = (hook_module_output(point, revocable),)
             return revocable
         block: Any = self.block_module(layer)
-        if self.post_norm or self.norms_after_only:
+        if not self.bridged and self._config_entry("use_hook_mlp_in"):
+            reader = block.hook_mlp_in
+        elif self.post_norm or self.norms_after_only:
             # The MLP reads the stream as it is.
             reader = block.mlp
         else:

@@ -111,6 +111,8 @@ class Projections:
             output: Tensor = block.mlp(block.ln2(stream if self.surface.parallel else arriving))
             normed: Tensor = block.ln2_post(output) if hasattr(block, "ln2_post") else output
             return normed
+        if getattr(self.surface.model.cfg, "use_hook_mlp_in", False):
+            stream = block.hook_mlp_in(stream)
         reads_stream = self.surface.post_norm or self.surface.norms_after_only
         return block.apply_mlp(stream if reads_stream else block.ln2(stream))
 
