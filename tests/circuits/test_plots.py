@@ -67,13 +67,6 @@ def test_a_picture_without_an_exporter_is_one_line_that_says_what_to_install(per
     assert not list(tmp_path.iterdir())
 
 
-def test_a_vector_picture_has_the_size_of_its_figure(per_head, tmp_path, monkeypatch):
-    figure = per_head.plot()
-    monkeypatch.setattr(type(figure), "to_image", lambda self, scale, **asked: str(scale).encode())
-    for kind, scale in {"svg": "1", "pdf": "1", "png": "3"}.items():
-        assert plots.save(figure, tmp_path / f"map.{kind}", scale=3).read_text() == scale
-
-
 # ---- Of sweeps
 
 

@@ -86,13 +86,13 @@ def test_grad_mode_and_train_mode_of_the_body_are_its_own(causal, tokens):
 
 
 def test_a_run_within_a_run_that_is_refused_changes_nothing(make_model, family, tokens, other_tokens):
-    """Even where the hook that runs the model goes on after the refusal, or the inner run is broken off."""
     model = make_model(0, family)
     prompts = circuits.prompts(model, [[1, 2, 3], [4, 5, 6, 7, 8]], side="left")
     edits = {"a": ablate.zero("0.0", positions=[0]), "b": edit("z.1", lambda z: z * 2, positions=[0])}
     expected = [
         sweep(model, prompts, edits, engine=name).frame["value"].tolist() for name in ("auto", "naive")
     ]
+    # The hook goes on after the refusal; then a run is broken off.
     inside, refused, broken = [], [], []
 
     def run_within(*_):
