@@ -185,6 +185,8 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         return "interrupted", INTERRUPTED
     if isinstance(error, Stopped):
         return str(error), error.code
+    if isinstance(error, SystemExit):
+        return "the code of a task or of a library ends the program (SystemExit)", USAGE
     if isinstance(error, CLICK_ERROR):
         return usage_message(error), USAGE
     if isinstance(error, (UserError, TaskError, CircuitsError)):
