@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -141,7 +142,7 @@ def print_claims(reproduction: Reproduction) -> None:
     if reproduction.missing:
         hours = sum(each.hours for each in reproduction.missing)
         print_wrapped(
-            f"Not measured: {len(reproduction.missing)} run(s), {hours:.1f} h of training; --train does both."
+            f"Not measured: {len(reproduction.missing)} run(s), {hours:.1f} h of training; --train makes them."
         )
     for each in reproduction.missing:
         print_wrapped(f"{each.hours:g} h: {each.command(reproduction.folder)}", "dim")
@@ -164,14 +165,15 @@ def claim_table_rows(rows: Sequence[Any]) -> list[tuple[str, ...]]:
 
 
 def fixed_width_table(rows: Sequence[Sequence[str]], width: int) -> Table:
-    """Returns rows in columns of fixed widths; a text that is too long for its column stands in several lines."""
+    """Returns rows in columns of fixed widths; a name that is too long for its column breaks at a hyphen."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 1, 0, 0))
-    for wide in (VERDICT, max(width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4, 12), PUBLISHED, OURS, SEEDS):
+    names = max(width - (VERDICT + PUBLISHED + OURS + SEEDS) - 4, 12)
+    for wide in (VERDICT, names, PUBLISHED, OURS, SEEDS):
         table.add_column(width=wide, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
+    for verdict, name, *numbers in rows:
+        table.add_row(verdict, textwrap.fill(name, names), *numbers)
     return table
 
 

@@ -218,7 +218,7 @@ def test_what_is_written_and_shown(runs, tmp_path, monkeypatch, capsys):
     of_small(monkeypatch, paper)
     assert main(["reproduce", "small", "--runs", str(runs), "--out", str(tmp_path / "cli"), "--measure"]) == 0
     shown = capsys.readouterr().out
-    assert "Not measured: 1 run(s), 0.5 h of training; --train does both.\n0.5 h: interp-run train" in shown
+    assert "Not measured: 1 run(s), 0.5 h of training; --train makes them.\n0.5 h: interp-run train" in shown
     assert "1 held" not in shown  # no score
 
 
