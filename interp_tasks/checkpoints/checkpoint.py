@@ -188,6 +188,9 @@ def check_storable(model: torch.nn.Module, task: Task | None, step: int) -> None
                 f"{type(task).__name__} has no name to be stored under: decorate it with tasks.register"
             )
         task.check_model(model)
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise UserError(f"parameter {name} holds NaN or infinite values: the model is not stored")
 
 
 def serialise_weights(model: HookedTransformer, weights_dtype: str | None) -> bytes:
@@ -197,8 +200,6 @@ def serialise_weights(model: HookedTransformer, weights_dtype: str | None) -> by
     dtype = None if weights_dtype is None else DTYPES[weights_dtype]
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise UserError(f"parameter {name} holds NaN or infinite values: the model is not stored")
         tensor = storable_copy(parameter)
         tensors[name] = tensor if dtype is None else tensor.to(dtype)
         if not tensors[name].isfinite().all():

@@ -208,7 +208,11 @@ def _no_checkpoints_error(name: str, path: Path, selectors: list[str]) -> UserEr
         parent = path.parent
         siblings = [entry.name for entry in parent.iterdir() if entry.is_dir()] if parent.is_dir() else []
         close = difflib.get_close_matches(path.name, siblings, n=1)
-        hint = f": did you mean {(parent / close[0]).as_posix()!r}?" if close else ""
+        hint = (
+            f": did you mean {(parent / close[0]).as_posix()!r}?"
+            if close
+            else "; interp-run runs zoo lists what ships"
+        )
         return UserError(f"no run or checkpoint folder {name!r}{hint}")
     if name.startswith(ZOO):
         if set(MARKS).intersection(selectors):

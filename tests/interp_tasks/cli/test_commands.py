@@ -55,7 +55,7 @@ def test_debug_shows_the_traceback_of_a_mistake(call):
     code, out, err = call("ablation", "--ckpt", "nothing", "--debug")
     assert (code, out) == (2, "")
     assert err.startswith("Traceback")
-    assert err.splitlines()[-1] == "interp-run: no run or checkpoint folder 'nothing'"
+    assert err.splitlines()[-1].startswith("interp-run: no run or checkpoint folder 'nothing'; ")
 
 
 def test_warnings_of_libraries_stay_inside(call, monkeypatch):
