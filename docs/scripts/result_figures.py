@@ -17,6 +17,8 @@ from circuits.figures.layout import COLOURS, INK, TEMPLATE, series_style
 from interp_tasks import experiments
 from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
 from interp_tasks.checkpoints.run_files import read_metrics
+from interp_tasks.reproduction import reproduce
+from interp_tasks.reproduction.verdict_text import headlines
 
 IMAGES, RESULTS = (Path(__file__).parents[1] / name for name in ("images", "results"))
 FLAGSHIP, SEEDS = "zoo:matrix-completion-7x7", "zoo:matrix-completion-7x7-seeds/seed-{}"
@@ -219,7 +221,51 @@ def attention_and_loss() -> Any:
     return figure.update_layout(margin_t=30)
 
 
+#: Verdict -> colour and symbol.
+VERDICTS = {
+    "held": (COLOURS[0], "circle"),
+    "undecided": (COLOURS[0], "circle-open"),
+    "failed": (COLOURS[1], "diamond"),
+}
+
+
+def headline_dots() -> Any:
+    """Returns matrix completion's headlines that are positive numbers: ours with its interval, bounds, published."""
+    found = reproduce("matrix-completion")
+    verdicts = found.frame.to_dict("records")
+    rows = [row for _, shown in headlines(found.paper, verdicts) for row in shown if row["value_ci_low"] > 0][
+        ::-1
+    ]
+    bounds = {claim.id: (claim.holds.above, claim.holds.below) for claim in found.paper.claim}
+    figure = go.Figure()
+    for verdict, (colour, symbol) in VERDICTS.items():
+        of = [row for row in rows if row["verdict"] == verdict]
+        spread = {
+            "array": [row["value_ci_high"] - row["value"] for row in of],
+            "arrayminus": [row["value"] - row["value_ci_low"] for row in of],
+        }
+        look = {"color": colour, "symbol": symbol, "size": 9, "line": {"width": 2}}
+        x, y = [row["value"] for row in of], [row["claim"] for row in of]
+        figure.add_scatter(x=x, y=y, mode="markers", marker=look, error_x=spread, name=verdict)
+    ends = [(end, row["claim"]) for row in rows for end in bounds[row["claim"]] if end]
+    published = [(row["published_number"], row["claim"]) for row in rows if row["published_number"]]
+    for name, symbol, drawn in (
+        ("bound of the rule", "line-ns-open", ends),
+        ("published", "x-thin-open", published),
+    ):
+        x, y = zip(*drawn, strict=True)
+        look = {"color": INK, "symbol": symbol, "size": 11, "line": {"width": 2}}
+        figure.add_scatter(x=x, y=y, mode="markers", marker=look, name=name)
+    laid_out(figure, "", 520, type="log", dtick=1).update_layout(margin_l=285, legend_y=-0.14)
+    order = [row["claim"] for row in rows]
+    figure.update_xaxes(
+        title={"text": "fraction of the variance, the plateau or the baseline"}, tickformat="~g"
+    )
+    return figure.update_yaxes(categoryorder="array", categoryarray=order, rangemode="normal")
+
+
 PICTURES = {
+    "matrix-completion-headlines": headline_dots,
     "copying-needs-attention": copying_needs_attention,
     "primes-in-order": primes_in_order,
     "plateau-and-fall": plateau_and_fall,
