@@ -76,6 +76,9 @@ def curves(runs: list[str], metric: str, title: str) -> Any:
 def plateau_and_fall() -> Any:
     runs = [FLAGSHIP, *map(SEEDS.format, range(1, 5))]
     figure = curves(runs, "mse_masked", "error at hidden entries")
+    drop = experiments.drops(FLAGSHIP).frame.set_index("metric")["value"]
+    label = {"annotation_text": "10% to 90% of seed 0's fall", "annotation_position": "bottom right"}
+    figure.add_vrect(drop["onset"], drop["end"], fillcolor=COLOURS[0], opacity=0.1, line_width=0, **label)
     return figure.add_hline(
         VARIANCE, line={"dash": "dot", "color": INK, "width": 1.5}, annotation_text="guessing 0: 0.2222"
     )
