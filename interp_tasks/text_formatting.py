@@ -56,8 +56,8 @@ def did_you_mean(given: str, names: Iterable[str]) -> str:
     return "".join(f"did you mean {name}? " for name in get_close_matches(given, list(names), 1))
 
 
-def pluralise(count: int, noun: str) -> str:
-    """Returns a number of things: ``1 unit``, ``2 units``."""
+def pluralise(count: int | str, noun: str) -> str:
+    """Returns a number of things: ``1 unit``, ``2 units``, ``all units``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

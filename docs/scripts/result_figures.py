@@ -236,9 +236,9 @@ def headline_dots() -> Any:
     """Returns matrix completion's headlines that are positive numbers: ours with its interval, bounds, published."""
     found = reproduce("matrix-completion")
     verdicts = found.frame.to_dict("records")
-    rows = [row for _, shown in headlines(found.paper, verdicts) for row in shown if row["value_ci_low"] > 0][
-        ::-1
-    ]
+    every = [row for _, shown in headlines(found.paper, verdicts) for row in shown]
+    # From the bottom up; a logarithm has no place for an interval around 0.
+    rows = [row for row in reversed(every) if row["value_ci_low"] > 0]
     bounds = {claim.id: (claim.holds.above, claim.holds.below) for claim in found.paper.claim}
     figure = go.Figure()
     for verdict, (colour, symbol) in VERDICTS.items():

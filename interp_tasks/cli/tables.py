@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from interp_tasks.cli.terminal import print_note, write_data
 from interp_tasks.measurement.result import EXPERIMENTS, find_view, readable_table
 from interp_tasks.pages import number
-from interp_tasks.text_formatting import LAYOUT, escape_control_characters
+from interp_tasks.text_formatting import LAYOUT, escape_control_characters, pluralise
 
 if TYPE_CHECKING:
     import pandas
@@ -287,7 +287,7 @@ def block_title_parts(rows: Sequence[Any]) -> list[str]:
     step = [] if pandas.isna(row["step"]) else [f"step {row['step']}"]
     same = [one["n"] for one in rows if one["split"] == row["split"] and not pandas.isna(one["n"])]
     counted = "all" if pandas.isna(row["n"]) else max(same, default=row["n"])
-    about = "weights alone" if split == "weights" else f"{counted} {split} example{'s' * (counted != 1)}"
+    about = "weights alone" if split == "weights" else pluralise(counted, f"{split} example")
     one_seed = len({one["seed"] for one in rows}) == 1 and not pandas.isna(row["seed"])
     seed = [f"seed {row['seed']}".removesuffix(".0")] if one_seed else []
     return [str(row["ref"]), *step, ", ".join([about, *seed])]

@@ -69,8 +69,10 @@ def reproduce(
         raise UserError(f"--runs {runs} is not a folder: name the one that holds runs, or will")
     chosen, folder = parse_row_numbers(rows), out or Path("results") / f"{paper}-{preset}"
     writes = out is not None or format == "table"
-    for written in [folder] * (writes or measure or train) + [runs] * train:
-        check_writable_folder(written)
+    if writes or measure or train:
+        check_writable_folder(folder)
+    if train:
+        check_writable_folder(runs)
     checked_paper(paper, preset, chosen)
     if train:
         with progress_line(common.quiet) as progress:
