@@ -126,12 +126,9 @@ def evaluate(
     Where the gap's interval holds 0, a warning says so. A circuit costs at most 1 + random + 2·subsets + size forwards.
     """
     given, seed = _parse_circuits(circuits), parse_seed(seed, _CALLER)
-    counts = {"random": random, "subsets": subsets, "draws": draws, "flips": flips}
-    for name, number in counts.items():
-        if not is_whole(number, least := int(name in ("draws", "flips"))):
-            raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
-    examples = PatchSetup.parse(_CALLER, model, base, source, metric, batch, how)
-    runs = CircuitRunner.of(examples, batch_size, seed, draws)
+    counts = _check_counts(random=random, subsets=subsets, draws=draws, flips=flips)
+    setup = PatchSetup.parse(_CALLER, model, base, source, metric, batch, how)
+    runs = CircuitRunner.of(setup, batch_size, seed, draws)
     for name, one in given.items():
         runs.graph.check_same_sizes(one.graph, f"{_CALLER}: {name}")
         runs.graph.check_members(one.where, one.kind, f"{_CALLER}: {name}")
@@ -146,6 +143,14 @@ def evaluate(
         runs.tabulate_clean_and_source(),
         runs.result_settings() | counts,
     )
+
+
+def _check_counts(**counts: int) -> dict[str, int]:
+    """Returns the counts by name, whole numbers from 0, or from 1 of draws and flips."""
+    for name, number in counts.items():
+        if not is_whole(number, least := int(name in ("draws", "flips"))):
+            raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
+    return counts
 
 
 def _measure_faithfulness(measurement: CircuitRunner, circuit: Circuit, random: int) -> Iterator[Row]:

@@ -89,28 +89,19 @@ def screen(
     minimum of a loss; or the mean of those at `steps` midpoints between the embeddings of base and source (Hanna et al.
     2024, arXiv:2403.17806). Refused inside a block of `intervene` that edits the model.
     """
-    pair = PatchExamples.parse(CALLER, model, base, source, metric, batch, "resample").with_batch_size(
-        batch_size
-    )
+    pair = PatchExamples.parse(CALLER, model, base, source, metric, batch, "resample")
+    pair = pair.with_batch_size(batch_size)
     options = parse_screen_options(CALLER, exact, seed, draws, flips, rank)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     by = parse_choice(by, ("component", "position", *UNITS.values()), CALLER, "by")
     rows = _parse_sites(sites, pair.surface, by)
     parts, found = _estimate_all_rows(pair.check_outside_blocks(), rows, between)
-    settings: Row = {
-        "method": method,
-        "by": by,
-        "direction": DIRECTION,
-        "sites": [str(one.site) for one in rows],
-    }
-    settings |= {"steps": steps} if between else {}
+    settings: Row = {"method": method, "by": by, "direction": DIRECTION}
+    settings |= {"sites": [str(one.site) for one in rows]} | ({"steps": steps} if between else {})
     descriptions = [_describe_row(pair.surface, f"patch.activations ({DIRECTION})", one) for one in parts]
+    settings |= pair.word_setting
     return measure_and_tabulate(
-        *found,
-        descriptions,
-        lambda at: _make_row_patch(pair, parts[at]),
-        options,
-        settings | pair.word_setting,
+        *found, descriptions, lambda at: _make_row_patch(pair, parts[at]), options, settings
     )
 
 

@@ -103,12 +103,10 @@ def edges(
     options = parse_screen_options(CALLER, exact, seed, draws, flips, rank)
     pair.check_outside_blocks().surface.check_paths_proved()
     _check_stream_unhooked(pair.surface)
-    settings: Row = {"method": method, "how": how}
-    settings |= {"direction": DIRECTION} if how == "resample" else {}
+    settings: Row = {"method": method, "how": how} | ({"direction": DIRECTION} if how == "resample" else {})
     settings |= {"steps": steps} if between else {}
-    return _screen_edges(
-        replace(pair, gim=method == "gim"), _parse_spans(spans, pair.base.lengths), between, options, settings
-    )
+    pair, named = replace(pair, gim=method == "gim"), _parse_spans(spans, pair.base.lengths)
+    return _screen_edges(pair, named, between, options, settings)
 
 
 def _screen_edges(

@@ -77,11 +77,7 @@ def linear(
 
     Inside `intervene` the edits are in force. Sources: Gopalani, Lubana, Hu 2024, figure 6; Hewitt & Liang 2019.
     """
-    draws, fitted = parse_draws(draws, "probe"), bool(intercept)
-    is_number = isinstance(ridge, int | float | np.number) and not isinstance(ridge, bool)
-    if ridge is not None and not (is_number and 0 <= ridge < np.inf):
-        raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
-    penalty = float(ridge or 0)
+    draws, fitted, penalty = parse_draws(draws, "probe"), bool(intercept), _parse_penalty(ridge)
     surface, seed = HookedModel(model), parse_seed(seed, "probe")
     prompts = parse_prompts(surface, tokens, "probe")
     entries = parse_entries(prompts, positions, splits, test, seed)
@@ -101,6 +97,14 @@ def linear(
     return ProbeResult(
         tabulate_scores(probes, entries, seed, draws), weights, settings | surface.unchecked_setting
     )
+
+
+def _parse_penalty(ridge: Any) -> float:
+    """Returns the penalty of a ridge regression; 0 for none."""
+    is_number = isinstance(ridge, int | float | np.number) and not isinstance(ridge, bool)
+    if ridge is not None and not (is_number and 0 <= ridge < np.inf):
+        raise CircuitsError(f"probe: ridge={ridge!r}; give one penalty from 0, or None")
+    return float(ridge or 0)
 
 
 def _fit_probes(

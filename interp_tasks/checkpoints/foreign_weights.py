@@ -7,7 +7,7 @@ import io
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -201,12 +201,7 @@ def import_checkpoint(
     """
     folder = Path(source)
     check_run_name(Path(out))
-    if is_run_folder(folder) or is_checkpoint_folder(folder if folder.is_dir() else folder.parent):
-        raise UserError(
-            f"{source} is of a run or checkpoint, which needs no import: --ckpt takes it as it is"
-        )
-    if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
-        raise UserError(f"{tokenizer} holds no Hugging Face tokenizer (tokenizer.json)")
+    check_foreign_files(folder, tokenizer)
     lines = None if log is None else read_foreign_log(Path(log))
     if is_hugging_face(folder) and has_tokenizer(folder):
         tokenizer = tokenizer or folder
@@ -226,12 +221,26 @@ def import_checkpoint(
             number: save_checkpoint(checkpoint_folder(run.path, number), model, task, number)
             for number, model in models.items()
         }
-        # An earlier import may have logged the first of these lines.
-        logged = read_metrics(run.path) if (run.path / METRICS_FILE).is_file() else []
-        for line in lines or []:
-            if not logged or line["step"] > logged[-1]["step"]:
-                run.log(line)
+        log_later_lines(run, lines or [])
     return [ImportedCheckpoint(path, number, *arranged[number]) for number, path in paths.items()]
+
+
+def check_foreign_files(source: Path, tokenizer: str | Path | None) -> None:
+    """Refuses weights that are a run's already, and a folder that holds no tokenizer."""
+    if is_run_folder(source) or is_checkpoint_folder(source if source.is_dir() else source.parent):
+        raise UserError(
+            f"{source} is of a run or checkpoint, which needs no import: --ckpt takes it as it is"
+        )
+    if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
+        raise UserError(f"{tokenizer} holds no Hugging Face tokenizer (tokenizer.json)")
+
+
+def log_later_lines(run: RunFolder, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Logs the lines that an earlier import has not: those after its last."""
+    logged = read_metrics(run.path) if (run.path / METRICS_FILE).is_file() else []
+    for line in lines:
+        if not logged or line["step"] > logged[-1]["step"]:
+            run.log(line)
 
 
 def read_architecture_and_models(
