@@ -194,9 +194,9 @@ class CircuitRunner:
             means = examples.source_means(hooks, size)
             self.forwards += -(-len(examples.source) // size)
         replacement: Replacement = Zero()
+        serves_all = examples.source is not None and len(examples.source) == 1
         for part in examples.iter_chunks(size):
-            # One source of a batch of 1 serves all parts.
-            if part.source is not None and not means and (output is None or len(part.source) > 1):
+            if part.source is not None and not means and (output is None or not serves_all):
                 output, activations = run(model, part.source, cache=hooks)
                 output, self.forwards = part.check_output(output), self.forwards + 1
                 replacement = replacement_from_cache(dict(activations), caller)

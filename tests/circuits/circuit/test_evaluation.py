@@ -89,9 +89,9 @@ def test_faithfulness_against_runs_one_by_one(how, model, tokens, other_tokens):
         "at": circuit.edges(CHAIN.replace("embed -> 0.1.v", "embed -> 0.1.v @ 5")),
     }
     rows = torch.arange(8)
-    found = circuit.evaluate(
-        model, given, tokens, source, pair, batch=rows, how=how, random=3, subsets=0, minimality=False, **FEW
-    )
+    # The last forward is of one example.
+    options = {"random": 3, "subsets": 0, "minimality": False, "batch_size": 7, **FEW}
+    found = circuit.evaluate(model, given, tokens, source, pair, batch=rows, how=how, **options)
     value, share, drawn = by_hand(model, tokens, other_tokens, given.values(), how, pair, rows)
     frame = found.frame.set_index("circuit")
     assert list(frame["size"]) == [len(c) for c in given.values()]
