@@ -11,13 +11,19 @@ from typing import Any
 
 import pandas
 import plotly.graph_objects as go
+import torch
 from plotly.subplots import make_subplots
 
-from circuits.figures.layout import COLOURS, INK, TEMPLATE, series_style
-from interp_tasks import experiments
+from circuits import run as run_model
+from circuits.figures.layout import COLOURS, INK, TEMPLATE, draw_panels, series_style
+from circuits.figures.panels import Series, curve, heatmap
+from interp_tasks import experiments, load_checkpoint
 from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
-from interp_tasks.checkpoints.run_files import read_metrics
+from interp_tasks.checkpoints.run_files import read_metrics, read_run
+from interp_tasks.demo import median_matrix_and_completions
+from interp_tasks.measurement.experiment_options import Examples
 from interp_tasks.reproduction import reproduce
+from interp_tasks.reproduction.runs_and_records import read_records_file, records_file
 from interp_tasks.reproduction.verdict_text import headlines
 
 IMAGES, RESULTS = (Path(__file__).parents[1] / name for name in ("images", "results"))
@@ -27,6 +33,16 @@ MIIII = [f"zoo:miiii-113-paper{rest}" for rest in ("", "-seeds/seed-1", "-seeds/
 LAST = 65_536
 #: The variance of an entry: the error of guessing 0.
 VARIANCE = 2 / 9
+#: What a matrix is shown at -> its name.
+FILLED_AT = {4_000: "on the plateau", 11_500: "the fall begins", 44_000: "the end"}
+#: Template -> what heads look at. Dense seeds are stored every 100 steps from `START` on; at `LONG` the flagship ends.
+SCORES = {
+    "row": "own row",
+    "column": "own column",
+    "mask_ignore": "observed entries",
+    "hidden": "hidden (MASK)",
+}
+START, DENSE_UNTIL, LONG = 8_000, 13_000, 44_000
 #: Arm -> what its student is given, the height of the label beside its end, colour; the control has no folder.
 ARMS = {
     "post": ("maps of @post", 0.2, COLOURS[0]),
@@ -82,6 +98,76 @@ def plateau_and_fall() -> Any:
     return figure.add_hline(
         VARIANCE, line={"dash": "dot", "color": INK, "width": 1.5}, annotation_text="guessing 0: 0.2222"
     )
+
+
+def filled_in() -> Any:
+    """Returns a matrix as the flagship fills it in, before its first step and at three stored ones, and the truth."""
+    truth, hidden, made = median_matrix_and_completions(FLAGSHIP, Examples(samples=256))
+    task, config = load_checkpoint(f"{FLAGSHIP}@pre").task, read_run(find_run_folder(FLAGSHIP))["config"]
+    model = task.build_model(config["train"]["seed"], task.Model(**config["model"]))
+    tokens = task.batch(*(torch.tensor(each).flatten()[None] for each in (truth, hidden))).tokens
+    shown = {"step 0<br>before training": run_model(model, tokens)[0, :, 0].reshape(truth.shape)}
+    shown |= {f"step {step:,}<br>{when}": made[step][0] for step, when in FILLED_AT.items()}
+    shown["<br>the truth"] = truth
+    look = {"unit": "entry", "signed": True, "end": float(abs(truth).max()), "numbers": False, "row": 20}
+    panels = [heatmap(entries, name, bar=entries is truth, **look) for name, entries in shown.items()]
+    figure = draw_panels(panels, columns=len(panels), share_y=True)
+    for column in range(1, len(panels) + 1):
+        for row, entry in zip(*hidden.nonzero(), strict=True):
+            box = {"x0": entry - 0.5, "x1": entry + 0.5, "y0": row - 0.5, "y1": row + 0.5}
+            figure.add_shape(**box, line={"color": INK, "width": 2}, row=1, col=column)
+    figure.update_xaxes(visible=False).update_yaxes(visible=False)
+    margins = {"l": 8, "r": 76, "t": 50, "b": 8}
+    return figure.update_layout(width=760, height=190, margin=margins, font_size=14)
+
+
+def recorded_scores(run: str) -> pandas.DataFrame:
+    """Returns the largest scores of any head that the verdicts on a run rest on: a row for each step."""
+    records = read_records_file(records_file("matrix-completion")).values()
+    asked = ("attention-random-masks", run.removeprefix("zoo:"), "")
+    (found,) = (one.row_dicts() for one in records if (one.study, one.on, one.control) == asked)
+    table = pandas.DataFrame(found)
+    table["metric"] = table["metric"].str.removeprefix("largest score: ")
+    return table.pivot_table(index="step", columns="metric", values="value").reset_index()
+
+
+def scores_by_share() -> dict[int, pandas.DataFrame]:
+    """Returns the largest scores of any head and the share of the fall that is made, by seed of the flagship."""
+    table = pandas.read_csv(RESULTS / "attention-and-loss.csv")
+    ends = table[table["step"] == LONG].set_index("seed")["error"]
+    found = {}
+    for seed, rows in table.groupby("seed"):
+        if seed < 5:
+            run = SEEDS.format(seed) if seed else FLAGSHIP
+            rows = recorded_scores(run) if seed else rows
+            error = pandas.Series(dict(zip(*points(run, "mse_masked"), strict=True)))
+            rows, start = rows.assign(error=rows["step"].map(error)), error[START]
+        else:
+            rows = rows[rows["step"] >= START]
+            start = rows["error"].iloc[0]
+        found[seed] = rows.assign(share=(start - rows["error"]) / (start - ends.get(seed, ends.mean())))
+    return found
+
+
+def scores_and_fall() -> Any:
+    """Returns the largest scores of any head over the share of the fall: lines, and dots where few steps are known."""
+    panels, known = [], scores_by_share()
+    dots = pandas.concat([known.pop(seed) for seed in range(1, 5)])
+    axes = {"x": "share of the fall", "y": "highest score of any head", "y_axis": {"range": [-0.02, 1.05]}}
+    ticks = {"tickvals": [0, 0.5, 1], "ticktext": ["0", "50%", "100%"], "range": [-0.06, 1.06]}
+    for template, title in SCORES.items():
+        series = {}
+        for look, (seed, rows) in enumerate(known.items()):
+            # Four steps are joined by dots.
+            style = {} if seed else {"line": {"dash": "dot"}}
+            series[f"seed {seed}"] = Series(rows["share"], rows[template], look=look, style=style)
+        few = dots.dropna(subset=[template])
+        style = {"mode": "markers", "marker": {"color": INK, "symbol": "circle-open", "size": 6}}
+        series["seeds 1 to 4"] = Series(few["share"], few[template], style=style)
+        panels.append(curve(series, title, x_axis=ticks, **axes))
+    figure = draw_panels(panels, columns=len(panels), share_y=True)
+    margins = {"l": 64, "r": 12, "t": 30, "b": 90}
+    return figure.update_layout(width=760, height=340, margin=margins, font_size=14)
 
 
 def grokking_seeds() -> Any:
@@ -206,7 +292,7 @@ def attention_and_loss() -> Any:
     last = table["step"].max()
     ends = table[table["step"] == last].set_index("seed")
     named = {"score": "best row or column score", "error": "error at blanks", "norm": "norm of W<sub>V</sub>"}
-    dense = table[(table["seed"] >= 5) & (table["step"] < last)]
+    dense = table[(table["seed"] >= 5) & table["step"].between(START, DENSE_UNTIL)]
     seeds = sorted(dense["seed"].unique())
     figure = panel_for_each_seed([f"seed {seed}" for seed in seeds], len(seeds))
     for at, seed in enumerate(seeds, 1):
@@ -268,6 +354,8 @@ def headline_dots() -> Any:
 
 
 PICTURES = {
+    "matrix-filled-in": filled_in,
+    "scores-and-fall": scores_and_fall,
     "matrix-completion-headlines": headline_dots,
     "copying-needs-attention": copying_needs_attention,
     "primes-in-order": primes_in_order,
