@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from circuits.interventions.apply import Activations, cache, intervene, run
     from circuits.interventions.base import Intervention
     from circuits.interventions.edits import edit
-    from circuits.interventions.intervention_grids import Draws, draws, grid
+    from circuits.interventions.grids_and_draws import Draws, draws, grid
     from circuits.logit_lens import DirectAttribution, Lens, lens
     from circuits.model.compare_with_torch_hooks import check
     from circuits.model.heads import Head, KeyValueGroup, heads
@@ -66,7 +66,7 @@ _NAMES = {
     "interventions.apply": "Activations cache intervene run",
     "interventions.base": "Intervention",
     "interventions.edits": "edit",
-    "interventions.intervention_grids": "Draws draws grid",
+    "interventions.grids_and_draws": "Draws draws grid",
     "logit_lens": "DirectAttribution Lens lens",
     "model.compare_with_torch_hooks": "check",
     "model.heads": "Head KeyValueGroup heads",

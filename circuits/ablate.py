@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from circuits.errors import CircuitsError
-from circuits.interventions import intervention_grids
+from circuits.interventions import grids_and_draws
 from circuits.interventions.base import Intervention, Replacement
 from circuits.interventions.edits import (
     Edit,
@@ -34,7 +34,7 @@ from circuits.model.heads import KeyValueGroup
 from circuits.model.prompt_parsing import parse_tokens_or_texts
 from circuits.model.sites import Site
 from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
-from circuits.tensors_and_positions import Snapshot, parse_numbers
+from circuits.snapshots_and_positions import Snapshot, parse_numbers
 from circuits.validate import (
     check_renamed_args,
     is_whole,
@@ -369,4 +369,4 @@ def each(
     """
     parameters = inspect.signature(make).parameters if callable(make) else ()
     argument = next(iter(parameters), "item")
-    return cast(dict[str, Intervention], intervention_grids.grid(make, {argument: items}, **arguments))
+    return cast(dict[str, Intervention], grids_and_draws.grid(make, {argument: items}, **arguments))

@@ -15,11 +15,11 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import HookContext, Replacement
 from circuits.interventions.clean_and_edited_runs import find_nontoken_argument
 from circuits.interventions.edits import Edit, Place
-from circuits.interventions.intervention_grids import Draws
-from circuits.interventions.intervention_grids import draws as draw_variants
+from circuits.interventions.grids_and_draws import Draws
+from circuits.interventions.grids_and_draws import draws as draw_variants
 from circuits.model.sites import Site
 from circuits.model.types import IndicesLike
-from circuits.tensors_and_positions import dense_if_array
+from circuits.snapshots_and_positions import dense_if_array
 from circuits.validate import is_whole, parse_seed
 
 __all__ = ["draws", "positions", "slices", "within"]

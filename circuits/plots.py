@@ -30,9 +30,9 @@ from circuits.fourier import Bands, Spectrum
 from circuits.fourier import spectrum as measure_spectrum
 from circuits.model.types import ArrayLike, Figure
 from circuits.patterns import Maps
+from circuits.snapshots_and_positions import parse_numbers
 from circuits.sweeps.sweep_result import SweepResult
 from circuits.tables import metrics_asked_for
-from circuits.tensors_and_positions import parse_numbers
 from circuits.validate import stringify_keys
 
 __all__ = ["attention", "curve", "heads", "picture", "save", "spectrum", "titled", "untitled"]

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Intervention, WeightEdit
+from circuits.model.edit_state import hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
-from circuits.model.open_blocks import hold_model_exclusively
 from circuits.model.supported_models import missing_weights_hint
 from circuits.model.types import IndicesLike
 from circuits.model.weight_components import COMPONENTS, PARTS
-from circuits.tensors_and_positions import Snapshot, dense_if_array
+from circuits.snapshots_and_positions import Snapshot, dense_if_array
 from circuits.validate import parse_indices
 
 __all__ = ["COMPONENTS", "weights"]

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.tensors_and_positions import parse_numbers
+from circuits.snapshots_and_positions import parse_numbers
 from circuits.validate import stringify_keys
 
 __all__ = ["Partition", "adjusted", "explained", "partition", "total"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import find_marks, resolve
-from interp_tasks.checkpoints.drop_marks import task_of_run
+from interp_tasks.checkpoints.steps_around_drop import task_of_run
 from interp_tasks.measurement.experiment_options import Examples, Progress
 from interp_tasks.measurement.loaded_checkpoints import subjects
 from interp_tasks.measurement.result import Result, join_results, readable_table

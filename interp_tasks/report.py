@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
-from interp_tasks.checkpoints.run_files import is_checkpoint_folder
+from interp_tasks.checkpoints.run_reader import is_checkpoint_folder
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.head_options_and_edits import (

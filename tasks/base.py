@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from tasks.errors import TaskError
-from tasks.model_and_post_norm import build_from_config, init_params_and_freeze_biases, make_model_config
+from tasks.model_building import build_from_config, init_params_and_freeze_biases, make_model_config
 from tasks.model_settings import ModelSettings
 from tasks.seeds_and_devices import constant, move_to_device
 

@@ -92,7 +92,7 @@ def weights(run: Path) -> dict[str, bytes]:
     """Returns the weights of every checkpoint that is there, read as any reader would, by step."""
     from interp_tasks.checkpoints import stored_steps
     from interp_tasks.checkpoints.checkpoint import read_checked_tensors
-    from interp_tasks.checkpoints.run_files import read_checkpoint_meta
+    from interp_tasks.checkpoints.run_reader import read_checkpoint_meta
 
     folders = [run / "checkpoints" / f"{step:08d}" for step in stored_steps(run)]
     for folder in folders:
@@ -261,7 +261,7 @@ def perform(name: str, numbers: list[int]) -> dict[str, Any]:
         scratch, output = Path(folder), Path(folder) / "output"
         # Nothing is differentiated here before a fork: autograd's threads do not survive it.
         import interp_tasks.checkpoints.checkpoint
-        import interp_tasks.cli.app
+        import interp_tasks.cli.command_dispatch
         import interp_tasks.training.trainer  # noqa: F401
         import tasks
 

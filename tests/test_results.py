@@ -93,8 +93,8 @@ def test_judging_needs_neither_torch_nor_weights(tmp_path):
     """No verdict depends on which runs ship, as no run is opened. A paper takes 4 s of a processor, of a busy one 7."""
     told = """
 import sys, time
-from interp_tasks.checkpoints import run_files
-run_files.read_run = run_files.read_metrics = run_files.stored_steps = run_files.is_run = None
+from interp_tasks.checkpoints import run_reader
+run_reader.read_run = run_reader.read_metrics = run_reader.stored_steps = run_reader.is_run = None
 from interp_tasks.cli import main
 failed = main(["reproduce", "matrix-completion", "--out", sys.argv[1]])
 print(failed, "torch" in sys.modules, time.process_time(), file=sys.stderr)

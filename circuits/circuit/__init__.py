@@ -18,22 +18,22 @@ from circuits.circuit._circuit import Circuit, edges, full, nodes, read
 
 if TYPE_CHECKING:
     from circuits.circuit._circuit_edit import CircuitEdit
-    from circuits.circuit._curve_smallest_prune import MIB_SHARES, Curve, curve, prune, smallest
     from circuits.circuit._evaluation import Evaluation, evaluate
+    from circuits.circuit._ranking_curve_and_pruning import MIB_SHARES, Curve, curve, prune, smallest
 
 __all__ = ["MIB_SHARES", "Circuit", "CircuitEdit", "Curve", "Evaluation", "curve", "edges", "evaluate"]
 __all__ += ["full", "nodes", "prune", "read", "smallest"]
 __dir__ = __all__.copy
 #: What runs models comes when it is asked for: names and files are read without torch.
 _HOMES = {
-    "MIB_SHARES": "_curve_smallest_prune",
-    "Curve": "_curve_smallest_prune",
-    "curve": "_curve_smallest_prune",
-    "smallest": "_curve_smallest_prune",
+    "MIB_SHARES": "_ranking_curve_and_pruning",
+    "Curve": "_ranking_curve_and_pruning",
+    "curve": "_ranking_curve_and_pruning",
+    "smallest": "_ranking_curve_and_pruning",
     "Evaluation": "_evaluation",
     "evaluate": "_evaluation",
     "CircuitEdit": "_circuit_edit",
-    "prune": "_curve_smallest_prune",
+    "prune": "_ranking_curve_and_pruning",
 }
 
 

@@ -33,7 +33,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import is_encoding, parse_tokens_or_texts
 from circuits.model.prompts import broadcast_mask
 from circuits.model.sites import KINDS, Site
-from circuits.tensors_and_positions import Snapshot, dense_if_array, positions_to_mask
+from circuits.snapshots_and_positions import Snapshot, dense_if_array, positions_to_mask
 from circuits.validate import parse_choice
 
 #: Up to this many members stand in the description of an intervention.

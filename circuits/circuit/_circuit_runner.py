@@ -20,8 +20,8 @@ from circuits.interventions.base import MeanOverExamples, PassRequest, Replaceme
 from circuits.interventions.clean_and_edited_runs import CleanPassResults
 from circuits.interventions.replacements import Zero, align_means_to_prompts, parse_source_prompts
 from circuits.model.batch_size import choose_batch_size, run_within_memory
+from circuits.model.edit_state import assert_weights_unchanged, get_edit_state
 from circuits.model.hooked_model import HookedModel
-from circuits.model.open_blocks import assert_weights_unchanged, get_edit_state
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site

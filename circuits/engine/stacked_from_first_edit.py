@@ -27,9 +27,9 @@ from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Intervention, ModelRun, PassRequest, Step, WeightEdit
 from circuits.interventions.clean_and_edited_runs import check_functions_wrote_nothing, replacement_and_mask
 from circuits.model.decode_steps import DecodeStep
+from circuits.model.edit_state import EditState, get_edit_state, mark_running_rows, modules_of
 from circuits.model.hooked_model import INSIDE, HookedModel
 from circuits.model.hooks import keep_hooks_on
-from circuits.model.open_blocks import EditState, get_edit_state, mark_running_rows, modules_of
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 

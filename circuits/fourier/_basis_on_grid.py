@@ -15,7 +15,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError, format_value
 from circuits.fourier_waves import cos_sin, wave_products
-from circuits.tensors_and_positions import dense_if_array, parse_numbers
+from circuits.snapshots_and_positions import dense_if_array, parse_numbers
 from circuits.validate import is_whole, parse_frequencies, parse_tensor, stringify_keys
 
 

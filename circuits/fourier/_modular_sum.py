@@ -13,7 +13,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.fourier_waves import cos_sin, wave_products
-from circuits.tensors_and_positions import parse_numbers
+from circuits.snapshots_and_positions import parse_numbers
 from circuits.validate import is_whole, parse_frequencies
 
 

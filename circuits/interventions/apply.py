@@ -25,14 +25,14 @@ from circuits.interventions.edge_hooks import EdgeHooks
 from circuits.interventions.paths import check_edges
 from circuits.model.activation_recording import hold_eval_mode, keep_hooks_last, record_activations
 from circuits.model.decode_steps import watch_generations
-from circuits.model.hooked_model import HookedModel
-from circuits.model.hooks import Handle
-from circuits.model.open_blocks import (
+from circuits.model.edit_state import (
     entered_once,
     get_edit_state,
     hold_model_exclusively,
     parameters_replaced,
 )
+from circuits.model.hooked_model import HookedModel
+from circuits.model.hooks import Handle
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site, closest_sites

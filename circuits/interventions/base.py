@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.decode_steps import WHOLE, DecodeStep
+from circuits.model.edit_state import EditState
 from circuits.model.hooked_model import HookedModel
-from circuits.model.open_blocks import EditState
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import SiteKind
-from circuits.tensors_and_positions import Positions, Snapshot, Span
+from circuits.snapshots_and_positions import Positions, Snapshot, Span
 
 
 @dataclass

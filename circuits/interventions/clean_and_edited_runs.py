@@ -22,11 +22,11 @@ from circuits.model.decode_steps import (
     find_key_value_cache,
     past_length,
 )
+from circuits.model.edit_state import EditState, assert_weights_unchanged, edits_suspended
 from circuits.model.hooked_model import HookedModel, is_text_input
-from circuits.model.open_blocks import EditState, assert_weights_unchanged, edits_suspended
 from circuits.model.prompt_parsing import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts import Prompts, positions_from_mask
-from circuits.tensors_and_positions import Span
+from circuits.snapshots_and_positions import Span
 
 CACHED = "a key-value cache"
 PADDING = "padding"

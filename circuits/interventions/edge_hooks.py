@@ -29,7 +29,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle
 from circuits.model.projections import OUTPUTS, Projections, check_recomputed
 from circuits.model.sites import KINDS
-from circuits.tensors_and_positions import Span
+from circuits.snapshots_and_positions import Span
 
 Group = frozenset[int]  # numbers of the senders whose edges into a receiver are patched
 Place = tuple[str, int | None]  # a receiving hook, and a head of it; None where a receiver has no heads

@@ -16,7 +16,7 @@ from circuits.model.heads import HeadSpec, index_on_head_axis, looks_like_heads,
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import UNITS, Site
 from circuits.model.types import HeadsLike, IndicesLike, PositionsLike, SiteLike
-from circuits.tensors_and_positions import (
+from circuits.snapshots_and_positions import (
     Positions,
     Snapshot,
     Span,

@@ -18,7 +18,7 @@ from circuits.fourier_waves import wave_products
 from circuits.interventions.base import ActivationEdit, HookContext, PassRequest, Reduction, Replacement
 from circuits.model.prompts import Prompts
 from circuits.model.sites import SiteKind
-from circuits.tensors_and_positions import Positions, Snapshot
+from circuits.snapshots_and_positions import Positions, Snapshot
 
 #: Choices for the components of a frequency.
 DIRECTIONS = ("all", "sum")

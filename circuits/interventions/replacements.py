@@ -30,7 +30,7 @@ from circuits.model.prompts import (
     positions_from_mask,
 )
 from circuits.model.sites import KINDS
-from circuits.tensors_and_positions import (
+from circuits.snapshots_and_positions import (
     Positions,
     Snapshot,
     Span,

@@ -25,16 +25,21 @@ from circuits.logit_lens._stream_parts_and_read_out import (
     sites_to_cache,
 )
 from circuits.model.batch_size import choose_batch_size, run_within_memory
+from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.open_blocks import assert_weights_unchanged, mark_running_rows
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts, gather_columns
 from circuits.model.sites import Site
 from circuits.model.types import BatchLike, Figure, MetricLike, PositionsLike, TokensLike
+from circuits.snapshots_and_positions import (
+    Snapshot,
+    parse_positions,
+    positions_to_columns,
+    positions_to_mask,
+)
 from circuits.statistics import LEVEL, summarise
 from circuits.sweeps.metrics import Metric, is_sum_count_pair, metric_label
 from circuits.tables import ci_columns, short_table
-from circuits.tensors_and_positions import Snapshot, parse_positions, positions_to_columns, positions_to_mask
 
 # The rest of a metric that counts as rounding, relative to its terms.
 _LINEAR = 1e-5

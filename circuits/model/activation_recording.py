@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.decode_steps import WHOLE
-from circuits.model.hooked_model import HookedModel
-from circuits.model.hooks import Function, Handle
-from circuits.model.open_blocks import (
+from circuits.model.edit_state import (
     EditState,
     get_edit_state,
     hold_model_exclusively,
@@ -23,8 +21,10 @@ from circuits.model.open_blocks import (
     modules_of,
     undo_on_exit,
 )
+from circuits.model.hooked_model import HookedModel
+from circuits.model.hooks import Function, Handle
 from circuits.model.prompts import Prompts
-from circuits.tensors_and_positions import dense_if_array, parse_positions, parse_span
+from circuits.snapshots_and_positions import dense_if_array, parse_positions, parse_span
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.model.edit_state import modules_of
 from circuits.model.hooks import (
     Function,
     Handle,
@@ -28,7 +29,6 @@ from circuits.model.hooks import (
     hook_module_output,
     run_hooked_module,
 )
-from circuits.model.open_blocks import modules_of
 from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.softmax_hooks import SoftmaxHooks

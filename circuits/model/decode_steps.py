@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.model.hooks import Handle, Handles, MethodWrapper
 from circuits.model.prompts import positions_from_mask
-from circuits.tensors_and_positions import Positions, Snapshot, Span, positions_to_mask
+from circuits.snapshots_and_positions import Positions, Snapshot, Span, positions_to_mask
 
 #: The methods of a model, or of the one that it wraps, that call it once for each new token.
 METHODS = ("generate", "generate_stream", "hf_generate")

@@ -159,7 +159,7 @@ def parse_heads(spec: Any) -> HeadSpec:
         return spec
     text = repr(spec)
     if hasattr(spec, "tolist"):
-        from circuits.tensors_and_positions import dense_if_array  # torch, which text is read without
+        from circuits.snapshots_and_positions import dense_if_array  # torch, which text is read without
 
         spec = dense_if_array(spec, "heads")
         spec = spec.tolist() if hasattr(spec, "tolist") else spec

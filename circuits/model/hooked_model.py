@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.bridge_hooks import BRIDGE, HuggingFaceBridgeHooks, make_bridge_hooks
+from circuits.model.edit_state import get_edit_state
 from circuits.model.hooks import (
     Function,
     Handle,
@@ -27,7 +28,6 @@ from circuits.model.hooks import (
     hook_module_output,
     run_hooked_module,
 )
-from circuits.model.open_blocks import get_edit_state
 from circuits.model.prompts import Prompts
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
 from circuits.model.supported_models import (

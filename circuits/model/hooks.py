@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from circuits.model.open_blocks import EditState, check_owner_thread, get_edit_state, undo_on_exit
+from circuits.model.edit_state import EditState, check_owner_thread, get_edit_state, undo_on_exit
 
 # A hook function gets an activation; its return value, unless None, replaces the activation.
 Function = Callable[[Tensor], Tensor | None]

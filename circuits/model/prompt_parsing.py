@@ -13,7 +13,7 @@ from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Given, Prompts, Texts, Words
 from circuits.model.types import TokensLike
-from circuits.tensors_and_positions import dense_if_array
+from circuits.snapshots_and_positions import dense_if_array
 from circuits.validate import parse_choice, parse_tensor
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError, format_value
-from circuits.tensors_and_positions import Snapshot
+from circuits.snapshots_and_positions import Snapshot
 
 Words = tuple[tuple[str, ...], ...]
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from circuits.errors import CircuitsError
-from circuits.model.open_blocks import modules_of
+from circuits.model.edit_state import modules_of
 from circuits.model.sites import KINDS
 
 # Settings of a HookedTransformer that change what happens at a site, with the values that have been tested.

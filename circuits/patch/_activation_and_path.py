@@ -26,7 +26,7 @@ from circuits.model.heads import Head, HeadSpec, KeyValueGroup, is_heads_like, l
 from circuits.model.prompt_parsing import is_encoding, parse_tokens_or_texts
 from circuits.model.sites import Site
 from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
-from circuits.tensors_and_positions import Positions, Snapshot, Span
+from circuits.snapshots_and_positions import Positions, Snapshot, Span
 from circuits.validate import check_renamed_args, parse_choice
 
 

@@ -28,8 +28,8 @@ from circuits.patch._screen_result import (
     measure_and_tabulate,
     parse_screen_options,
 )
+from circuits.snapshots_and_positions import positions_to_mask
 from circuits.sweeps.metrics import PerExample, Row
-from circuits.tensors_and_positions import positions_to_mask
 from circuits.validate import check_renamed_args, parse_choice, parse_indices, stringify_keys
 
 CALLER = "patch.edges"

@@ -17,8 +17,8 @@ from circuits.interventions.base import Replacement
 from circuits.interventions.replacements import FromTokens, Mean, Zero, align_means_to_prompts
 from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks
 from circuits.model.batch_size import choose_batch_size, run_within_memory
+from circuits.model.edit_state import assert_weights_unchanged, edits_suspended
 from circuits.model.hooks import Function
-from circuits.model.open_blocks import assert_weights_unchanged, edits_suspended
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import Site
 from circuits.patch._gim_gradients import gim_hooks

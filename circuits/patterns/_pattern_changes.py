@@ -16,9 +16,9 @@ from circuits.model.heads import Head
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike, TokensLike
 from circuits.patterns._record_and_mean_patterns import PatternPass, Recorded, parse_tokens_or_recorded
+from circuits.snapshots_and_positions import parse_numbers
 from circuits.statistics import bootstrap_ratios, ratio
 from circuits.tables import interval_columns, short_table
-from circuits.tensors_and_positions import parse_numbers
 from circuits.validate import check_renamed_args, parse_draws, parse_seed
 
 

@@ -20,7 +20,7 @@ from circuits.errors import CircuitsError
 from circuits.interventions.edits import parse_keys
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike
-from circuits.tensors_and_positions import dense_if_array, positions_to_mask
+from circuits.snapshots_and_positions import dense_if_array, positions_to_mask
 from circuits.validate import is_whole, parse_tensor, stringify_keys
 
 

@@ -18,7 +18,7 @@ from circuits.model.activation_recording import parse_position_mask
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
-from circuits.tensors_and_positions import dense_if_array
+from circuits.snapshots_and_positions import dense_if_array
 from circuits.validate import is_whole, parse_choice, stringify_keys
 
 REGRESSION, CLASSIFICATION = "regression", "classification"

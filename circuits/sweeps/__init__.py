@@ -3,10 +3,10 @@
 How a value reaches the table:
 
     sweep(model, tokens, variants, metric, batch, positions)
-      Metric.of(metric, batch, ...)          the function, its batch and where it reads, checked once  metrics.py
+      Metric.parse(metric, batch, ...)       the function, its batch and where it reads, checked once  metrics.py
       ModelSweep(...).measure(size)          the variants run                                          sweep.py
         rows, variant -> output [n pos out]
-        metric.at(rows).measure(output, unedited output) -> sum [n] and count [n], by name
+        metric.for_rows(rows).measure(output, unedited output) -> sum [n] and count [n], by name
       Measurements                           sums and counts [run example],                            metrics.py
                                              run 0 is the unedited model
       tabulate_runs(measurements, ...)       values, effects, intervals and p-values, a row for each   sweep_result.py

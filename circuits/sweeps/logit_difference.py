@@ -15,7 +15,7 @@ from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import continuation_ids, parse_tokens_or_texts
 from circuits.model.prompts import Prompts, Texts, positions_from_mask
 from circuits.model.types import AnswersLike
-from circuits.tensors_and_positions import dense_if_array
+from circuits.snapshots_and_positions import dense_if_array
 from circuits.validate import is_whole
 
 CALLER = "logit_difference"

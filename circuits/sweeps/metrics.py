@@ -17,14 +17,14 @@ from circuits.errors import CircuitsError, format_value
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import check_no_unmasked_padding
 from circuits.model.prompts import Prompts
-from circuits.sweeps.logit_difference import Answers, LogitDifference, bind_answers, logit_difference
-from circuits.tensors_and_positions import (
+from circuits.snapshots_and_positions import (
     Positions,
     Snapshot,
     dense_if_array,
     parse_positions,
     positions_to_mask,
 )
+from circuits.sweeps.logit_difference import Answers, LogitDifference, bind_answers, logit_difference
 from circuits.validate import parse_metric_batch, stringify_keys
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64

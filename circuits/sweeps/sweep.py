@@ -14,11 +14,11 @@ from circuits.errors import CircuitsError, format_value, prefix_circuits_errors
 from circuits.interventions.apply import attach_plan, needed_clean_passes, plan_steps
 from circuits.interventions.base import Intervention
 from circuits.interventions.clean_and_edited_runs import CleanPassResults
-from circuits.interventions.intervention_grids import Draws, VariantLike
+from circuits.interventions.grids_and_draws import Draws, VariantLike
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
+from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.open_blocks import assert_weights_unchanged, mark_running_rows
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike

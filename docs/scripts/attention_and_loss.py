@@ -15,7 +15,7 @@ from scipy.stats import t as student
 from circuits import patterns
 from interp_tasks import load_checkpoint
 from interp_tasks.checkpoints import read_metrics, read_run
-from interp_tasks.checkpoints.run_files import stored_steps
+from interp_tasks.checkpoints.run_reader import stored_steps
 
 FILE = Path(__file__).parents[1] / "results" / "attention-and-loss.csv"
 DENSE = range(8_000, 13_001, 100)

@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 import results
 
 from interp_tasks import experiments
-from interp_tasks.checkpoints.drop_marks import theoretical_plateau
-from interp_tasks.checkpoints.run_files import read_metrics, read_run
+from interp_tasks.checkpoints.run_reader import read_metrics, read_run
+from interp_tasks.checkpoints.steps_around_drop import theoretical_plateau
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.published import papers
 from interp_tasks.reproduction import reproduce

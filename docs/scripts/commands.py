@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from interp_tasks.cli.app import GROUPS, LISTED
+from interp_tasks.cli.command_dispatch import GROUPS, LISTED
 
 MATRIX, MODULAR = "matrix-completion.md", "modular-arithmetic.md"
 GENERALISATION, PRIMES, NEURONS = (

@@ -21,7 +21,7 @@ import tasks
 from interp_tasks import load_checkpoint, save_checkpoint
 from interp_tasks.checkpoints import MARKS, find_marks, read_metrics, read_run, resolve
 from interp_tasks.checkpoints.checkpoint_refs import ZOO_FOLDER
-from interp_tasks.checkpoints.run_files import (
+from interp_tasks.checkpoints.run_reader import (
     CLOCK_FILE,
     METRICS_FILE,
     RUN_FILE,

@@ -19,7 +19,7 @@ from circuits.figures.layout import COLOURS, INK, TEMPLATE, draw_panels, series_
 from circuits.figures.panels import Series, curve, heatmap
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
-from interp_tasks.checkpoints.run_files import read_metrics, read_run
+from interp_tasks.checkpoints.run_reader import read_metrics, read_run
 from interp_tasks.demo import median_matrix_and_completions
 from interp_tasks.measurement.experiment_options import Examples
 from interp_tasks.reproduction import reproduce

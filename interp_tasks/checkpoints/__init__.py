@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.checkpoint_refs import ResolvedCheckpoint, resolve, zoo_names
 from interp_tasks.checkpoints.drop_detection import Drop, detect_drop
-from interp_tasks.checkpoints.drop_marks import MARKS, find_marks
-from interp_tasks.checkpoints.run_files import read_metrics, read_run, stored_steps
+from interp_tasks.checkpoints.run_reader import read_metrics, read_run, stored_steps
+from interp_tasks.checkpoints.steps_around_drop import MARKS, find_marks
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints.checkpoint import (

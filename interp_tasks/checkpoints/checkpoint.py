@@ -19,9 +19,9 @@ from torch import Tensor
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from circuits import __version__
-from circuits.model.open_blocks import get_edit_state
+from circuits.model.edit_state import get_edit_state
 from interp_tasks.checkpoints.checkpoint_refs import ResolvedCheckpoint, resolve, resolve_single_ref
-from interp_tasks.checkpoints.run_files import (
+from interp_tasks.checkpoints.run_reader import (
     FORMAT,
     META_FILE,
     TRAINING_STATE_FILE,
@@ -37,7 +37,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_path_is_free, create_folder_atomically, read_file, write_synced
 from tasks.base import Task
 from tasks.errors import TaskError
-from tasks.model_and_post_norm import PostNormConfig, build_from_config, global_randomness_untouched
+from tasks.model_building import PostNormConfig, build_from_config, global_randomness_untouched
 
 #: Dtypes of parameters that are stored, by name.
 DTYPES = {

@@ -24,8 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.drop_marks import MARKS, find_drop, find_marks
-from interp_tasks.checkpoints.run_files import (
+from interp_tasks.checkpoints.run_reader import (
     META_FILE,
     RUN_FILE,
     checkpoint_folder,
@@ -35,6 +34,7 @@ from interp_tasks.checkpoints.run_files import (
     read_run,
     stored_steps,
 )
+from interp_tasks.checkpoints.steps_around_drop import MARKS, find_drop, find_marks
 from interp_tasks.errors import UserError
 
 if TYPE_CHECKING:

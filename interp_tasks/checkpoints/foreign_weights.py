@@ -28,7 +28,7 @@ from interp_tasks.checkpoints.checkpoint import (
     one_line_error,
     save_checkpoint,
 )
-from interp_tasks.checkpoints.run_files import (
+from interp_tasks.checkpoints.run_reader import (
     METRICS_FILE,
     check_run_name,
     checkpoint_folder,

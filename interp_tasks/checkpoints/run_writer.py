@@ -21,7 +21,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from interp_tasks.checkpoints.checkpoint import fill_parameters, read_checked_tensors, save_checkpoint
-from interp_tasks.checkpoints.run_files import (
+from interp_tasks.checkpoints.run_reader import (
     CHECKPOINTS_FOLDER,
     CLOCK_FILE,
     FORMAT,

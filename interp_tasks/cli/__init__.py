@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # Before modules are imported that other systems lack.
         check_system()
-        from interp_tasks.cli.app import run_command
+        from interp_tasks.cli.command_dispatch import run_command
         from interp_tasks.cli.terminal import repair_streams, run_for_exit_code
 
         repair_streams()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.checkpoints.drop_detection import final_level, first_index_lastingly_below, plateau_steps
-from interp_tasks.checkpoints.run_files import stored_steps
+from interp_tasks.checkpoints.run_reader import stored_steps
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import bootstrap_rows, rank_correlation_interval
 from interp_tasks.measurement.experiment_options import Examples, Options

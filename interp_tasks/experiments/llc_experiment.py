@@ -166,7 +166,7 @@ def half_way_rows(curves: Mapping[str, Mapping[int, Any]], last: LoadedCheckpoin
     """Yields the step at which each quantity was half of its way; none for a run without marks."""
     import numpy as np
 
-    from interp_tasks.checkpoints.drop_marks import find_marks
+    from interp_tasks.checkpoints.steps_around_drop import find_marks
     from interp_tasks.measurement.level_crossing_steps import lasting_crossing_steps
 
     try:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.run_files import (
+from interp_tasks.checkpoints.run_reader import (
     check_folder_kind,
     checkpoint_folder,
     is_complete_checkpoint,

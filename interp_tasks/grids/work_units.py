@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from interp_tasks.checkpoints.checkpoint_refs import resolve
-from interp_tasks.checkpoints.run_files import (
+from interp_tasks.checkpoints.run_reader import (
     CLOCK_FILE,
     METRICS_FILE,
     is_checkpoint_folder,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from circuits.errors import prefix_circuits_errors
 from interp_tasks.checkpoints import ResolvedCheckpoint, read_run, resolve
 from interp_tasks.checkpoints.checkpoint_refs import resolve_single_ref
-from interp_tasks.checkpoints.run_files import check_names_task
+from interp_tasks.checkpoints.run_reader import check_names_task
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment_options import DEFAULT_SAMPLES, Examples

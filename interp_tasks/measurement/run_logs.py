@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal
 from interp_tasks.checkpoints import Drop, read_run, resolve
 from interp_tasks.checkpoints.checkpoint_refs import ZOO, find_run_folder, matching_zoo_runs
 from interp_tasks.checkpoints.drop_detection import detect_drop_or_reason, final_level
-from interp_tasks.checkpoints.drop_marks import find_drop, task_of_run, theoretical_plateau
-from interp_tasks.checkpoints.run_files import (
+from interp_tasks.checkpoints.run_reader import (
     METRICS_FILE,
     RUN_FILE,
     is_checkpoint_folder,
     log_file,
     read_metric_columns,
 )
+from interp_tasks.checkpoints.steps_around_drop import find_drop, task_of_run, theoretical_plateau
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import binomial_interval, finite_or_nan, interval_over_runs
 from interp_tasks.measurement.result import Row, number_columns
 
 if TYPE_CHECKING:
     from circuits.figures.layout import Panel
-    from interp_tasks.checkpoints.run_files import Steps, Values
+    from interp_tasks.checkpoints.run_reader import Steps, Values
 
 #: What is said of a curve, in order.
 QUANTITIES = ("drop", "onset", "crossing", "end", "length", "sharpness", "plateau", "final")

@@ -29,7 +29,7 @@ def build_untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransform
     from pydantic import ValidationError
 
     from tasks import derive_seed
-    from tasks.model_and_post_norm import is_post_norm
+    from tasks.model_building import is_post_norm
 
     task, device = subject.task, subject.tokens.device
     assert task is not None
@@ -65,7 +65,7 @@ def reinitialise(subject: LoadedCheckpoint, seed: int) -> HookedTransformer:
     import torch
 
     from interp_tasks.checkpoints.checkpoint import model_from_json
-    from tasks.model_and_post_norm import global_randomness_untouched
+    from tasks.model_building import global_randomness_untouched
 
     model = model_from_json(subject.stored.meta["model"], subject.stored.path)
     with global_randomness_untouched():
@@ -76,7 +76,7 @@ def reinitialise(subject: LoadedCheckpoint, seed: int) -> HookedTransformer:
 
 def init_settings_of_run(subject: LoadedCheckpoint) -> dict[str, Any]:
     """Returns the settings that a model's weights do not show, from the run of this task that the checkpoint is in."""
-    from interp_tasks.checkpoints.run_files import RUN_FILE, read_run
+    from interp_tasks.checkpoints.run_reader import RUN_FILE, read_run
 
     run = subject.stored.run_path
     stored = read_run(run).get("config", {}) if run is not None and (run / RUN_FILE).is_file() else {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from interp_tasks.checkpoints.checkpoint_refs import ZOO, ZOO_FOLDER, find_run_folder
-from interp_tasks.checkpoints.run_files import (
+from interp_tasks.checkpoints.run_reader import (
     METRICS_FILE,
     RUN_FILE,
     is_run_folder,

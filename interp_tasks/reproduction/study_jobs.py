@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.checkpoints.run_files import stored_steps
+from interp_tasks.checkpoints.run_reader import stored_steps
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment_options import Progress
 from interp_tasks.pages import package_versions

@@ -19,7 +19,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import TrialState, create_trial
 from pydantic import ValidationError
 
-from interp_tasks.checkpoints.run_files import check_folder_kind, read_json, read_metrics
+from interp_tasks.checkpoints.run_reader import check_folder_kind, read_json, read_metrics
 from interp_tasks.checkpoints.run_writer import config_differences, format_differences
 from interp_tasks.devices import check_device
 from interp_tasks.errors import Diverged, UserError

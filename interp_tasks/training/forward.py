@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp_tasks.devices import float32_matmul_precision
-from tasks.model_and_post_norm import is_post_norm
+from tasks.model_building import is_post_norm
 from tasks.seeds_and_devices import constant, generator
 
 if TYPE_CHECKING:

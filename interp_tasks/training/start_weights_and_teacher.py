@@ -14,11 +14,11 @@ from torch import Tensor
 from interp_tasks.checkpoints import load_checkpoint
 from interp_tasks.checkpoints.checkpoint import read_checked_tensors
 from interp_tasks.checkpoints.checkpoint_refs import ResolvedCheckpoint, resolve_single_ref
-from interp_tasks.checkpoints.run_files import WEIGHTS_FILE
+from interp_tasks.checkpoints.run_reader import WEIGHTS_FILE
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import PARTS, TrainConfig
 from interp_tasks.training.forward import DropoutMasks, FusedForward
-from tasks.model_and_post_norm import is_post_norm
+from tasks.model_building import is_post_norm
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer

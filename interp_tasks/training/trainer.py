@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from interp_tasks.checkpoints.checkpoint import config_to_json
 from interp_tasks.checkpoints.checkpoint_refs import resolve_single_ref
-from interp_tasks.checkpoints.run_files import check_run_name, read_run
+from interp_tasks.checkpoints.run_reader import check_run_name, read_run
 from interp_tasks.checkpoints.run_writer import LearningRateSchedule, RunFolder
 from interp_tasks.devices import check_device, float32_matmul_precision
 from interp_tasks.errors import UserError

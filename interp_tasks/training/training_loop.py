@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from interp_tasks.checkpoints.run_files import read_clock
+from interp_tasks.checkpoints.run_reader import read_clock
 from interp_tasks.checkpoints.run_writer import ResumePoint, RunFolder
 from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.config import TrainConfig

@@ -153,7 +153,7 @@ def build(
 
 def _hooked(settings: dict[str, Any], dtype: torch.dtype) -> Any:
     if settings.get("norm") == "post":
-        from tasks.model_and_post_norm import EPS, PostNormConfig, build_from_config
+        from tasks.model_building import EPS, PostNormConfig, build_from_config
 
         return build_from_config(PostNormConfig(eps=EPS, dtype=dtype, **settings))
     with warnings.catch_warnings():

@@ -34,8 +34,8 @@ from circuits import (
     sweep,
     transplant,
 )
+from circuits.model.edit_state import get_edit_state
 from circuits.model.hooked_model import HookedModel
-from circuits.model.open_blocks import get_edit_state
 from tests.circuits.conftest import KINDS_OF_MODELS, SHAPES, build
 
 BATCH, LENGTH, PERIOD = 4, 5, 3

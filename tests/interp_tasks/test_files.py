@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from interp_tasks.checkpoints.run_files import METRICS_FILE, parse_json, read_metrics
+from interp_tasks.checkpoints.run_reader import METRICS_FILE, parse_json, read_metrics
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import acquire_folder_lock, check_regular_file
 

@@ -12,7 +12,7 @@ from docs.scripts.pack import pack_recipe, shipped_runs, stored_metrics
 from interp_tasks import UserError, grid_spec, load_checkpoint
 from interp_tasks.checkpoints import checkpoint_refs, read_metrics, read_run, resolve, stored_steps, zoo_names
 from interp_tasks.checkpoints.checkpoint_refs import ZOO_FOLDER
-from interp_tasks.checkpoints.run_files import read_checkpoint_meta
+from interp_tasks.checkpoints.run_reader import read_checkpoint_meta
 from interp_tasks.cli import main
 from interp_tasks.experiments import drops
 from interp_tasks.grid_spec import recipe_names, runs_shipped_by_recipe

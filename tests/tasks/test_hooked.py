@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tasks
-from tasks.model_and_post_norm import STD_OF_NORMAL_CUT_AT_2
+from tasks.model_building import STD_OF_NORMAL_CUT_AT_2
 
 TINY = {"n_layers": 1, "n_heads": 2, "d_model": 8}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interp_tasks.checkpoints.run_files import check_folder_kind
+from interp_tasks.checkpoints.run_reader import check_folder_kind
 from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT, RATE
 from interp_tasks.cli.tables import print_in_format, print_rows, print_wrapped, write_and_show

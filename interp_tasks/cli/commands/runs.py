@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
-from interp_tasks.checkpoints.run_files import TRAINING_STATE_FILE, read_json
+from interp_tasks.checkpoints.run_reader import TRAINING_STATE_FILE, read_json
 from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT, RUNS, PrintingOptions
 from interp_tasks.cli.tables import print_rows, print_wrapped, write_and_show

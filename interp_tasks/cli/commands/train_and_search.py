@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.checkpoints import resolve
-from interp_tasks.checkpoints.run_files import check_folder_kind, check_no_run, check_run_name, read_run
+from interp_tasks.checkpoints.run_reader import check_folder_kind, check_no_run, check_run_name, read_run
 from interp_tasks.cli.options import FORMAT, TaskAndPresetOptions
 from interp_tasks.cli.tables import cell_text, print_rows, print_wrapped, training_progress
 from interp_tasks.cli.terminal import print_note, progress_line, watch_stop_signals, write_data, write_line

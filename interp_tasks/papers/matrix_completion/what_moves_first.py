@@ -98,7 +98,7 @@ def group_by_run(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[Resolved
 
 def step_nearest_to_pre(run: str, named: Sequence[ResolvedCheckpoint]) -> int:
     """Returns the chosen step that is nearest to the run's ``@pre``."""
-    from interp_tasks.checkpoints.drop_marks import find_marks
+    from interp_tasks.checkpoints.steps_around_drop import find_marks
 
     pre = find_marks(run, named[0].run_name)["pre"]
     return min((one.step for one in named), key=lambda step: abs(step - pre))

@@ -16,7 +16,7 @@ import typer
 
 from circuits.figures.layout import draw_panels
 from circuits.figures.panels import heatmap
-from interp_tasks.checkpoints.run_files import read_metrics
+from interp_tasks.checkpoints.run_reader import read_metrics
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import finite_or_nan
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns, tidy_frame

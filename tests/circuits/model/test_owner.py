@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, intervene, lens, run, sweep, transplant
-from circuits.model import open_blocks
+from circuits.model import edit_state
+from circuits.model.edit_state import EditState
 from circuits.model.hooks import RevocableFunction
-from circuits.model.open_blocks import EditState
 
 REFUSED = (
     "^the model is in use by thread .*, and thread .* runs it; leave the block there first, or take a copy$"
@@ -71,7 +71,7 @@ def test_a_generator_that_is_thrown_away_gives_the_model_back(make_model, tokens
     del generator
     gc.collect()
     in_thread(lambda: run(model, tokens))
-    assert model not in open_blocks._states
+    assert model not in edit_state._states
 
 
 @pytest.mark.parametrize("exit_of", [(RevocableFunction, "remove"), (EditState, "replaced_values")])

@@ -3,7 +3,7 @@
 import torch
 from transformer_lens import HookedTransformerConfig
 
-from tasks.model_and_post_norm import PostNormConfig, build_from_config
+from tasks.model_building import PostNormConfig, build_from_config
 
 SIZES = {"n_layers": 1, "d_model": 4, "n_ctx": 3, "d_head": 2, "n_heads": 2, "d_vocab": 5, "device": "cpu"}
 

@@ -10,9 +10,9 @@ import torch
 import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.checkpoints.checkpoint import read_checked_tensors
-from interp_tasks.checkpoints.run_files import read_checkpoint_meta, with_own_sha256
+from interp_tasks.checkpoints.run_reader import read_checkpoint_meta, with_own_sha256
 from interp_tasks.errors import UserError
-from tasks.model_and_post_norm import PostNormTransformer
+from tasks.model_building import PostNormTransformer
 from tests.interp_tasks.checkpoints.models import build
 
 

@@ -12,7 +12,7 @@ import tasks
 from circuits import intervene, transplant
 from interp_tasks.checkpoints import load_checkpoint, read_metrics, read_run, save_checkpoint
 from interp_tasks.checkpoints.checkpoint import read_checked_tensors
-from interp_tasks.checkpoints.run_files import read_checkpoint_meta, size_and_sha256, with_own_sha256
+from interp_tasks.checkpoints.run_reader import read_checkpoint_meta, size_and_sha256, with_own_sha256
 from interp_tasks.errors import UserError
 from tasks.errors import TaskError
 from tests.interp_tasks.checkpoints.models import build

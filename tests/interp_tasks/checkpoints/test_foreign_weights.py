@@ -11,10 +11,10 @@ from transformer_lens import HookedTransformerConfig
 
 import tasks
 from interp_tasks import import_checkpoint, load_checkpoint
-from interp_tasks.checkpoints.run_files import read_metrics
+from interp_tasks.checkpoints.run_reader import read_metrics
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
-from tasks.model_and_post_norm import build_from_config
+from tasks.model_building import build_from_config
 
 TASK = tasks.get("modular-addition", p=11)
 CONFIG = {"act_fn": "gelu", "normalization_type": None, "attention_dir": "bidirectional"}

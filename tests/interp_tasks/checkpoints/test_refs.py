@@ -8,8 +8,7 @@ import pytest
 
 from interp_tasks.checkpoints import ResolvedCheckpoint, checkpoint_refs, find_marks, resolve, zoo_names
 from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
-from interp_tasks.checkpoints.drop_marks import find_drop
-from interp_tasks.checkpoints.run_files import (
+from interp_tasks.checkpoints.run_reader import (
     CLOCK_FILE,
     FORMAT,
     METRICS_FILE,
@@ -17,6 +16,7 @@ from interp_tasks.checkpoints.run_files import (
     read_metrics,
     with_own_sha256,
 )
+from interp_tasks.checkpoints.steps_around_drop import find_drop
 from interp_tasks.errors import UserError
 
 STEPS = [0, 1, 2, 4, 100, 200, 300, 1000, 2000, 3000, 4000]

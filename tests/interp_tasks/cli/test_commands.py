@@ -15,7 +15,7 @@ import tasks
 from interp_tasks import experiments
 from interp_tasks.checkpoints import checkpoint_refs as refs
 from interp_tasks.cli import commands, tables
-from interp_tasks.cli.app import LISTED, iterate_commands
+from interp_tasks.cli.command_dispatch import LISTED, iterate_commands
 from interp_tasks.cli.terminal import run_for_exit_code
 from interp_tasks.experiments import every_experiment, experiment_named
 from interp_tasks.measurement.result import EXPERIMENTS

@@ -12,7 +12,7 @@ import torch
 import tasks
 from interp_tasks.cli import main
 from interp_tasks.cli import options as cli_options
-from interp_tasks.cli.app import iterate_commands
+from interp_tasks.cli.command_dispatch import iterate_commands
 from interp_tasks.cli.tables import print_in_format
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.reproduction.judge_paper import COLUMNS as VERDICT_COLUMNS

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from interp_tasks.cli import main
-from interp_tasks.cli.app import iterate_commands
+from interp_tasks.cli.command_dispatch import iterate_commands
 from interp_tasks.text_formatting import LONGEST, QUOTED
 
 RUN, ADD = "--ckpt run@40", "--ckpt zoo:modular-addition-113@last"

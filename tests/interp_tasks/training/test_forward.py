@@ -13,7 +13,7 @@ from interp_tasks.training.forward import (
     fastest_forward,
     why_not_fused,
 )
-from tasks.model_and_post_norm import PostNormConfig, build_from_config
+from tasks.model_building import PostNormConfig, build_from_config
 
 N_POS = 5
 

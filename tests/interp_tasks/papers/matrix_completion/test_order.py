@@ -32,7 +32,7 @@ def refs(run):
 @pytest.fixture(scope="module")
 def result(refs):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interp_tasks.checkpoints.drop_marks.find_marks", lambda folder, name: {"pre": 0})
+        patch.setattr("interp_tasks.checkpoints.steps_around_drop.find_marks", lambda *asked: {"pre": 0})
         # The last one first: the order of the run is found, not taken over.
         return order([refs[-1], *refs[:-1]], samples=24)
 
@@ -69,7 +69,7 @@ def test_metrics_and_ablation_are_the_tasks(result, task, refs):
 
 
 def test_the_way_from_the_plateau_is_shorter(run, refs, monkeypatch):
-    monkeypatch.setattr("interp_tasks.checkpoints.drop_marks.find_marks", lambda folder, name: {"pre": 3})
+    monkeypatch.setattr("interp_tasks.checkpoints.steps_around_drop.find_marks", lambda *asked: {"pre": 3})
     found = order(refs, samples=24)
     # Of two stored steps as near to 3 the earlier one.
     steps = found.frame[found.frame["metric"].str.startswith(STEP)]["value"].dropna()

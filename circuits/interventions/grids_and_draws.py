@@ -1,4 +1,4 @@
-"""Makes grids of interventions: one for each combination of some arguments."""
+"""Makes grids of interventions: one for each combination of some arguments; and draws: one for each seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError, format_value
 from circuits.interventions.base import Intervention
 from circuits.model.heads import Head, KeyValueGroup
-from circuits.tensors_and_positions import Snapshot, dense_if_array
+from circuits.snapshots_and_positions import Snapshot, dense_if_array
 from circuits.validate import is_whole, parse_seed
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.drop_detection import Drop, detect_drop_or_reason
-from interp_tasks.checkpoints.run_files import (
+from interp_tasks.checkpoints.run_reader import (
     METRICS_FILE,
     RUN_FILE,
     log_file,

@@ -1,4 +1,4 @@
-"""Builds an initialised ``HookedTransformer`` from the sizes that a task needs and its architecture settings."""
+"""Builds an initialised model, of pre-norm or post-norm blocks, from the sizes that a task needs and its settings."""
 
 from __future__ import annotations
 
