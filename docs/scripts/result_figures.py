@@ -43,22 +43,19 @@ SCORES = {
     "hidden": "hidden (MASK)",
 }
 START, DENSE_UNTIL, LONG = 8_000, 13_000, 44_000
-#: Arm -> what its student is given, the height of the label beside its end, colour; the control has no folder.
+#: Arm -> what its student is given, where the label stands (step, height), colour; the control has no folder.
 ARMS = {
-    "post": ("maps of @post", 0.2, COLOURS[0]),
-    "post-layers-1-2": ("maps of @post, layers 1, 2", 0.35, COLOURS[1]),
-    "query-key": ("all but query and key weights", 0.74, COLOURS[2]),
-    "rest": ("all but MLPs and read-out", 0.83, COLOURS[3]),
-    "onset": ("maps of @onset", 0.92, COLOURS[4]),
-    "pre": ("maps of @pre (placebo)", 1.01, INK),
-    "": ("nothing: ends after 11,475", 1.1, "#737373"),
+    "post": ("maps of @post", 2_150, 0.2, COLOURS[0]),
+    "post-layers-1-2": ("maps of @post,<br>layers 1, 2", 2_150, 0.37, COLOURS[1]),
+    "query-key": ("all but query<br>and key weights", 2_150, 0.64, COLOURS[2]),
+    "rest": ("all but MLPs<br>and read-out", 2_150, 0.81, COLOURS[3]),
+    "onset": ("maps of @onset", 2_150, 0.95, COLOURS[4]),
+    "pre": ("maps of @pre (placebo)", 1_500, 1.06, INK),
+    "": ("nothing", 20_500, 0.75, "#737373"),
 }
 #: A line to compare with.
 THRESHOLD = {"dash": "dash", "color": INK, "width": 1}
 DASHES = {"seed-0": "solid", "seed-1": "dot", "seed-2": "dash"}
-#: The last step of the arms.
-LONGEST = 2_000
-
 
 def points(run: str, metric: str, every: int = 1) -> tuple[list[int], list[float]]:
     """Returns the steps and the values of a validation metric, one logged line in `every`."""
@@ -180,23 +177,23 @@ def grokking_seeds() -> Any:
 def taught() -> Any:
     """Returns the error of students that are given a part of a trained model, beside their controls'."""
     figure = go.Figure()
-    for arm, (given, height, colour) in reversed(ARMS.items()):
-        label = {"x": 1.01, "xref": "paper", "xanchor": "left", "y": height, "showarrow": False}
+    for arm, (given, step, height, colour) in reversed(ARMS.items()):
+        label = {"x": math.log10(step), "y": height, "xanchor": "left", "align": "left", "showarrow": False}
         figure.add_annotation(text=given, font={"color": colour, "size": 13}, **label)
         runs = {name: f"{TAUGHT}/{arm}/{name}" for name in DASHES}
         runs = runs if arm else {"seed-0": FLAGSHIP, "seed-1": SEEDS.format(1), "seed-2": SEEDS.format(2)}
         for name, run in runs.items():
             steps, values = points(run, "mse_masked")
             drawn = [(step, value / VARIANCE) for step, value in zip(steps, values, strict=True)]
-            x, y = zip(*(point for point in drawn if 0 < point[0] <= LONGEST), strict=True)
+            x, y = zip(*(point for point in drawn if point[0] > 0), strict=True)
             line = {"color": colour, "width": 2.0, "dash": DASHES[name]}
             figure.add_scatter(x=x, y=y, mode="lines", line=line, showlegend=False)
-    where = {"annotation_text": "plateau ends: 0.9", "annotation_position": "bottom"}
+    where = {"annotation_text": "plateau ends: 0.9", "annotation_position": "top right"}
     figure.add_hline(0.9, line=THRESHOLD, **where)
     # Of the first steps, which are alike, the last are drawn.
-    ticks = {"tickvals": [10, 30, 100, 300, 1_000], "range": [1, math.log10(LONGEST)]}
+    ticks = {"tickvals": [10, 100, 1_000, 10_000], "range": [1, math.log10(LONG)]}
     laid_out(figure, "error at blanks<br>(1: all blanks guessed 0)", 420, type="log", **ticks)
-    return figure.update_layout(margin_r=235).update_yaxes(range=[0, 1.2])
+    return figure.update_yaxes(range=[0, 1.2])
 
 
 def primes_in_order() -> Any:
