@@ -49,6 +49,7 @@ SLOW = {
     "circuits/circuit/test_evaluation": ("curves_and_their_areas",),
     "circuits/patch/test_edges": ("edges_are_derivatives_along_paths_by_hand[bi",),
     "circuits/test_properties": ("nothing_is_left_behind",),
+    "circuits/test_surroundings": ("numbers_are_those_by_hand_in_a_wider_draw",),
     "interp_tasks/cli/test_every_command": ("json_is_what_the_schema_says",),
     "interp_tasks/cli/test_system": ("a_full_disk_keeps_the_old_files_and_the_table",),
     "interp_tasks/experiments/test_circuit": ("faithfulness_is_that_of_a_forward_by_hand",),

@@ -443,7 +443,7 @@ def forward(
         if not cfg.attn_only:
             if not parallel:
                 before_mlp = resid = on_stream(edit("resid_mid", layer, resid), f"{path}.ln1")
-            x = on_branch(before_mlp, f"{path}.ln2")
+            x = on_branch(edit("mlp_in", layer, before_mlp), f"{path}.ln2")
             act = _ACTIVATIONS[cfg.act_fn]
             if cfg.gated_mlp:
                 post = act(edit("mlp_pre", layer, x @ mlp["W_gate"])) * (x @ mlp["W_in"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, lens, run
+from circuits import CircuitsError, ablate, edit, lens, run
 from circuits.model.hooked_model import HookedModel
 from tests.circuits.conftest import activations, weights_of
 
@@ -100,33 +100,6 @@ def test_a_class_that_is_ruled_out(hooked_only, make_model, tokens):
     total = sum(found.contributions.values()) + found.constant
     torch.testing.assert_close(total, found.output, rtol=0, atol=1e-12)
     assert bool(total[..., 3].isneginf().all())
-
-
-def test_interventions_are_in_force(causal, tokens, other_tokens, by_hand):
-    mean = activations(by_hand, causal, other_tokens)[0]["mlp_out", 0].mean(0)
-
-    def edited(s, at, x):
-        if (s, at) == ("z", 1):
-            x = x.clone()
-            x[:, :, 2] = 0
-        return mean.expand_as(x) if (s, at) == ("mlp_out", 0) else x
-
-    given = (ablate.zero("1.2"), ablate.mean("mlp_out.0", reference=other_tokens))
-    seen, output = activations(by_hand, causal, tokens, edited)
-    found = lens(causal, tokens, *given)
-    torch.testing.assert_close(found.output, output, rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        found.readouts["layer 0"], read_out(causal, seen["resid_post", 0]), rtol=0, atol=1e-12
-    )
-    for name, part in parts_by_hand(causal, seen).items():
-        expected = read_out(causal, seen["resid_post", 1], part)
-        torch.testing.assert_close(found.contributions[name], expected, rtol=0, atol=1e-12)
-    assert float(found.contributions["1.2"].abs().max()) == 0
-    assert "edits" not in found.contributions
-    with intervene(causal, *given):
-        inside = lens(causal, tokens)
-    torch.testing.assert_close(inside.output, found.output, rtol=0, atol=0)
-    torch.testing.assert_close(inside.contributions["0.1"], found.contributions["0.1"], rtol=0, atol=0)
 
 
 def test_what_edits_put_into_the_stream_itself_is_named(causal, tokens, by_hand):

@@ -1,22 +1,9 @@
-"""Raw hooks of the user's, beside what is computed here: in place or not, on sites, on blocks, inside norms."""
+"""Raw hooks of the user's between blocks, inside norms and on bridges; test_surroundings draws those at sites."""
 
-import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, cache, edit, logit_difference, patch, run
-
-# With a path that has to do with each.
-SITES = {
-    "hook_embed": ("embed", None),
-    "blocks.0.attn.hook_z": ("0.1", None),
-    "blocks.0.hook_attn_out": ("0.1", None),
-    "blocks.0.mlp.hook_post": ("embed", "mlps"),
-    "blocks.0.hook_mlp_out": ("mlp_out.0", None),
-    "blocks.0.hook_resid_post": ("0.1", None),
-    "blocks.1.hook_resid_pre": ("embed", None),
-    "blocks.1.attn.hook_q": ("mlp_out.0", None),
-}
+from circuits import CircuitsError, cache, edit, patch, run
 
 
 def weighed(output):
@@ -25,31 +12,6 @@ def weighed(output):
 
 def hooked(module, function):
     return module.register_forward_hook(lambda module, inputs, output: function(output))
-
-
-def test_a_hook_that_works_in_place_acts_once(causal, tokens, other_tokens):
-    """What comes to a site is asked for what goes on from there: of that the run must see nothing."""
-    for hook, (sender, through) in SITES.items():
-        path, found = patch.path(sender, ("q", "1.0"), other_tokens, through=through), []
-        for function in (lambda x: x.mul_(1.7).add_(0.3), lambda x: x * 1.7 + 0.3):
-            handle = hooked(causal.hook_dict[hook], function)
-            found.append(run(causal, tokens, path))
-            handle.remove()
-        assert torch.equal(*found), hook
-        assert not torch.allclose(found[0], run(causal, tokens)), hook
-
-
-@pytest.mark.parametrize("name", ["", "unembed"])
-@pytest.mark.parametrize(("position", "times"), [(3, 1), (-1, 10)])
-def test_a_hook_on_the_logits_counts_in_all_positions(causal, tokens, other_tokens, name, position, times):
-    """Estimates need the logits at one position alone, and the hook changes only the last of the logits' positions."""
-    given = (causal, tokens, other_tokens, logit_difference(5, 6, position=position))
-    verbs = (patch.screen, patch.edges)
-    plain = [verb(*given, exact=0).frame["estimate"] for verb in verbs]
-    handle = hooked(causal.get_submodule(name), lambda x: torch.cat([x[:, :5], 10 * x[:, [5]]], 1))
-    for verb, expected in zip(verbs, plain, strict=True):
-        np.testing.assert_allclose(verb(*given, exact=0).frame["estimate"], times * expected, atol=1e-12)
-    handle.remove()
 
 
 @pytest.mark.parametrize("where", ["after block 0", "before block 1", "in place"])
@@ -109,13 +71,3 @@ def test_a_hook_between_attention_and_mlp_of_a_bridge(make_model, tokens, other_
     handle.remove()
     several = [edit("resid_mid.0", lambda x: x + 1), edit("resid_mid.0", lambda x: 2 * x)]
     run(bridge, tokens, *several, patch.path("0.1", ("q", "1.0"), other_tokens))
-
-
-def test_a_hook_on_what_the_mlp_reads(make_model, hooked_only, tokens, other_tokens):
-    model, point = make_model(family=hooked_only, use_hook_mlp_in=True), "blocks.1.hook_mlp_in"
-    clean, source = (model.run_with_cache(x)[1]["blocks.0.attn.hook_z"] for x in (tokens, other_tokens))
-    sent = (source - clean)[:, :, 0] @ model.blocks[0].attn.W_O[0]
-    scale = torch.linspace(-1, 2, 16, dtype=torch.float64)
-    model.add_hook(point, lambda x, hook: x * scale)
-    expected = model.run_with_hooks(tokens, fwd_hooks=[(point, lambda x, hook: x + sent * scale)])
-    torch.testing.assert_close(run(model, tokens, patch.path("0.0", "mlp_pre.1", other_tokens)), expected)

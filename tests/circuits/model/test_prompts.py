@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -64,60 +61,6 @@ def same(batch, alone, made, axes=(1,)):
             found = found.index_select(axis, kept.nonzero().flatten())
         assert found.shape == one.shape
         assert (found - one).abs().nan_to_num().max() <= 1e-11 * (1 + one.abs().nan_to_num(neginf=0).max())
-
-
-def test_numbers_at_padding_are_nan_and_each_prompts_last_token_is_read_in_one_call(model, side):
-    rows = drawn(LENGTHS)
-    made = prompts(model, rows, side)
-    alone = torch.cat([model(row[None])[:, -1] for row in rows])
-    output, seen = run(model, made, cache=["z", "resid_post.1"])
-    shown = lens(model, made)
-    for x in (output, *seen.values(), shown.output, *shown.readouts.values(), *shown.contributions.values()):
-        assert torch.equal(x.flatten(2).isnan().any(2), ~made.real)
-        assert torch.equal(x.flatten(2).isnan().all(2), ~made.real)
-    for last in (made.last(output), made.last(shown.output)):
-        assert (last - alone).abs().max() < 1e-11
-    with pytest.raises(CircuitsError, match=r"prompts\.last: got \[4, 11\]; the prompts are \[4, 7\]"):
-        made.last(made.last(output))
-
-
-def pairs(model, side, lengths=LENGTHS):
-    rows, others = drawn(lengths), drawn(lengths, seed=1)
-    opposite = "right" if side == "left" else "left"
-    return rows, others, prompts(model, rows, side), prompts(model, others, opposite)
-
-
-ESTIMATES = {
-    "attribution": partial(patch.attribution, site="resid_pre"),
-    "attribution to patterns": partial(patch.attribution, site="pattern"),
-    "integrated": partial(patch.screen, steps=2, exact=3, by="position"),
-    "gradient": partial(patch.screen, method="gradient", exact="all", sites=["mlp_out", "z.1"]),
-    "edges": partial(patch.edges, steps=2, exact=3),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if "attribution" in name else pytest.param(name, marks=pytest.mark.slow) for name in ESTIMATES],
-)
-def test_estimates_are_means_of_those_of_each_prompt(model, side, name):
-    # Of two prompts, as all nodes and edges of each alone are measured.
-    rows, others, base, source = pairs(model, side, (5, 3))
-    call, metric = ESTIMATES[name], partial(logit_difference, 3, 5)
-    every = {} if "attribution" in name else {"exact": "all"}
-    found = call(model, base, source, metric(), **FEW).frame.set_index("variant")
-    total: dict[str, dict[str, float]] = {"estimate": {}, "effect": {}}
-    for row, other in zip(rows, others, strict=True):
-        alone = call(model, row[None], other[None], metric(), **FEW, **every).frame
-        for column, values in total.items():
-            for one, value in alone[["variant", column]].itertuples(index=False) if column in alone else ():
-                values[one] = values.get(one, 0.0) + value / len(rows)
-    assert set(found.index) == set(total["effect"])
-    for column, values in total.items():
-        for one, value in values.items():
-            if not np.isnan(found[column][one]):
-                assert found[column][one] == pytest.approx(value, rel=1e-8, abs=1e-11)
-    assert found["effect"].abs().max() > 1e-3
 
 
 MASK = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 5 + [0]])
@@ -212,77 +155,6 @@ def test_rotary_angles_are_those_of_each_row_alone(hf_model, name):
             CircuitsError, match=r"rotary scaling a prompt gets other angles .* each length apart"
         ):
             call()
-
-
-def test_lens(model, side):
-    rows = drawn(LENGTHS)
-    made = prompts(model, rows, side)
-    found, alone = lens(model, made), [lens(model, row[None]) for row in rows]
-    same(found.output, [one.output for one in alone], made)
-    for part in ("readouts", "contributions"):
-        for name, value in getattr(found, part).items():
-            value = value.expand_as(found.output)
-            same(value, [getattr(one, part)[name].expand_as(one.output) for one in alone], made)
-
-    last = lens(model, made, positions=[-1], batch_size=2)
-    shares = lens(model, made, logit_difference(3, 5), batch_size=2).shares
-    for name, part in last.contributions.items():
-        expected = torch.cat([one.contributions[name][:, -1:] for one in alone])
-        torch.testing.assert_close(part, expected, rtol=0, atol=1e-10)
-        if last.soft_cap is None:
-            torch.testing.assert_close(
-                shares[name], (expected[..., 3] - expected[..., 5])[:, 0], rtol=0, atol=1e-10
-            )
-
-
-def test_patterns(model, side):
-    rows = drawn(LENGTHS)
-    made = prompts(model, rows, side)
-    alone = [patterns.attention(model, row[None]).mean for row in rows]
-    total, count = torch.zeros(2, 4, 7, 7, dtype=torch.float64), torch.zeros(7)
-    for one in alone:
-        length = one.shape[-1]
-        total[..., :length, :length] += one
-        count[:length] += 1
-    maps = patterns.attention(model, made)
-    torch.testing.assert_close(maps.mean, total / count[:, None], rtol=1e-10, atol=1e-12)
-    # Each query weighs the same.
-    found = patterns.scores(model, made, {"previous": patterns.previous(7)}, draws=2, batch_size=2)
-    for head in range(8):
-        each = [
-            patterns.scores(model, row[None], {"previous": patterns.previous(len(row))}, draws=2)
-            for row in rows
-        ]
-        expected = sum(one.mass[head].sum() for one in each) / sum(one.queries[head].sum() for one in each)
-        assert found.frame["score"][head] == pytest.approx(expected, rel=1e-10)
-    by_last = patterns.attention(model, made, positions=[-1]).mean
-    last = torch.zeros(2, 4, 7, 7, dtype=torch.float64)
-    for one in alone:
-        length = one.shape[-1]
-        last[..., length - 1, :length] = one[..., length - 1, :]
-    for length in LENGTHS:
-        torch.testing.assert_close(
-            by_last[..., length - 1, :], last[..., length - 1, :], rtol=1e-10, atol=1e-12
-        )
-
-
-def test_probe(model, side):
-    lengths = (5, 3, 7, 4, 6, 5, 4, 7, 3, 6)
-    rows = drawn(lengths)
-    made = prompts(model, rows, side)
-    targets = [
-        torch.randn(len(row), generator=torch.Generator().manual_seed(i)).double()
-        for i, row in enumerate(rows)
-    ]
-    wide = torch.full(made.shape, 1e6, dtype=torch.float64)
-    wide[made.real] = torch.cat(targets)
-    found = probe.linear(model, made, wide, "mlp_post.0", test=[8, 9], draws=2, ridge=0.1)
-    x = [cache(model, row[None], "mlp_post.0")["mlp_post.0"][0] for row in rows]
-    fit_x, fit_y = torch.cat(x[:8]), torch.cat(targets[:8])
-    weight = torch.linalg.solve(fit_x.T @ fit_x + 0.1 * torch.eye(24, dtype=torch.float64), fit_x.T @ fit_y)
-    torch.testing.assert_close(
-        found.weights["mlp_post.0", "target"].weight[:, 0], weight, rtol=1e-7, atol=1e-9
-    )
 
 
 def test_sources_of_another_length_by_aligned_positions(model, side):

@@ -93,24 +93,3 @@ def path_slope(by_hand, model, base, source, name, metric, around=lambda s, at, 
 
     (slope,) = torch.autograd.grad(metric(forward(model, base, receive)).sum(), size)
     return slope
-
-
-def by_autograd(by_hand, model, base, source, site, metric):
-    """(source − base)·∂metric/∂site at base, by layer: [batch ...]."""
-    forward, theirs, ours = by_hand.__wrapped__, {}, {}
-
-    def keep_theirs(s, at, x):
-        return theirs.setdefault(at, x.detach()) if s == site else x
-
-    def keep_ours(s, at, x):
-        if s != site:
-            return x
-        x = x.detach().requires_grad_() if not x.requires_grad else x.clone()
-        x.retain_grad()
-        ours[at] = x
-        return x
-
-    forward(model, source, keep_theirs)
-    metric(forward(model, base, keep_ours)).sum().backward()
-    model.zero_grad()
-    return {at: (theirs[at] - x.detach()).nan_to_num() * x.grad for at, x in ours.items()}

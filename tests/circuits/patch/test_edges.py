@@ -14,7 +14,6 @@ from tests.circuits.patch.by_hand import (
     curved,
     edges,
     midpoints,
-    nodes,
     on_the_way,
     path_of,
     path_slope,
@@ -130,15 +129,6 @@ def test_edges_of_means_over_prompts_of_unequal_length(make_model, tokens):
         assert abs(effects[name] - total) <= 1e-9 * max(map(abs, effects.values())), name
     with pytest.raises(CircuitsError, match="no mean at its last positions"):
         edges(model, base, prompts(model, [row[:4] for row in reference]), logit_difference(3, 1), how="mean")
-
-
-def test_edges_of_a_sender_add_up_to_its_node(model, tokens, other_tokens):
-    """The chain rule: every way out of a component is one of its edges."""
-    for method in ("gradient", "integrated"):
-        given = {"method": method, "steps": 2, **ONE}
-        of_nodes = nodes(model, tokens, other_tokens, curved, **given)
-        of_edges = edges(model, tokens, other_tokens, curved, **given)
-        assert_equal(of_edges.frame.groupby("sender")["estimate"].sum().to_dict(), by_name(of_nodes))
 
 
 def test_a_backward_that_knows_no_batch(model, tokens, other_tokens):

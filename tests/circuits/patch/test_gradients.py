@@ -59,14 +59,8 @@ def test_logits_are_computed_where_answers_are_read(causal, tokens, other_tokens
         return whole(output, answers)
 
     monkeypatch.setattr(module, "answer_logit_difference", seen)
-    found = patch.attribution(causal, base, source, metric, **FEW)
+    patch.attribution(causal, base, source, metric, **FEW)
     assert set(shapes) == {1 if side == "left" else 3}
-    monkeypatch.undo()
-    each = [
-        patch.attribution(causal, torch.tensor([one]), torch.tensor([other]), metric, **FEW).frame["effect"]
-        for one, other in zip(*pairs, strict=True)
-    ]
-    np.testing.assert_allclose(found.frame["effect"], np.mean(each, 0), rtol=1e-6, atol=1e-9)
 
 
 class LargestTensor(TorchDispatchMode):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, edit, intervene, patch, run
-from tests.circuits.patch.by_hand import FEW, ONE, assert_equal, by_name, edges, nodes, weighed
+from circuits import run
+from tests.circuits.patch.by_hand import ONE, assert_equal, by_name, edges, nodes, weighed
 
 BOTH = [pytest.param(nodes, id="screen"), pytest.param(edges, id="edges")]
 
@@ -23,23 +23,6 @@ def test_without_a_metric_the_logit_difference_of_base(screened, causal, tokens,
     assert found.metrics == ["logit_diff"]
     for column in ("estimate", "effect"):
         np.testing.assert_allclose(found.frame[column], expected.frame[column], rtol=1e-7, atol=1e-10)
-
-
-@pytest.mark.parametrize("screened", [*BOTH, patch.attribution])
-def test_refused_inside_a_block_that_edits_the_model(screened, causal, tokens, other_tokens):
-    """Also where the edit does not show in the first example, or in none but a patched run."""
-    later = torch.arange(len(tokens))[:, None].expand(tokens.shape) > 0
-    for edited in (
-        ablate.zero("0.1"),
-        edit("z.0", lambda z: 2 * z, positions=later),
-        edit("mlp_out.1", lambda x: x.clamp(max=1e3)),
-    ):
-        with intervene(causal, edited):
-            with pytest.raises(CircuitsError, match="a block around this call edits the model"):
-                screened(causal, tokens, other_tokens, weighed, **FEW)
-            causal(tokens)
-    with intervene(causal):
-        screened(causal, tokens, other_tokens, weighed, **FEW)
 
 
 @pytest.mark.parametrize("screened", BOTH)

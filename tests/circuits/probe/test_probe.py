@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LinearRegression, Ridge, RidgeClassifier
 from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
 
-from circuits import ablate, cache, edit, intervene, patch, probe, run
+from circuits import cache, probe
 from circuits.model.prompts import Prompts
 from circuits.probe._linear_probe import Regression
 from circuits.probe._probe_inputs import parse_targets
@@ -258,32 +258,6 @@ def test_intervals_are_bootstrap_over_held_out_examples_and_differences_are_pair
     assert (row["value_ci_low"], row["value_ci_high"]) == pytest.approx(tuple(bounds), rel=1e-9)
     assert row["value_ci_low"] < row["value"] < row["value_ci_high"]
     assert (row["n"], row["fit_n"]) == (HELD_OUT, N - HELD_OUT)
-
-
-def test_edits_are_in_force_but_not_in_the_untrained_model(causal, make_model, family, inputs, hidden):
-    """Also edits that hold something for each example, and clean passes of their own, under any chunk size."""
-    other = make_model(seed=9, family=family)
-    source = inputs.flip(0)
-    target = noise(N, 6) + inputs
-    edits = (
-        ablate.resample("0.1", source=inputs, seed=1),
-        patch.activations("mlp_out.0", source=source, positions=hidden),
-        edit("resid_post.0", lambda x: 2 * x),
-    )
-    _, activations = run(causal, inputs, *edits, cache=["resid_post"])
-    train, test = fit_and_held_out()
-    oracle = LinearRegression(fit_intercept=False)
-    x = activations["resid_post.1"]
-    oracle.fit(flat(x, train), flat(target[..., None], train))
-    expected = mean_squared_error(flat(target[..., None], test), oracle.predict(flat(x, test)))
-    kwargs = {"test": HELD_OUT, "draws": 20, "untrained": other}
-    plain = probe.linear(causal, inputs, target, **kwargs).frame
-    for size in (None, 5):
-        with intervene(causal, *edits):
-            found = probe.linear(causal, inputs, target, batch_size=size, **kwargs).frame
-        assert value(found, "mse", layer=1) == pytest.approx(expected, rel=1e-8)
-        assert (found["untrained"] == plain["untrained"]).all() or size == 5
-    assert value(plain, "mse", layer=1) != pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("intercept", [False, True])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, heads, intervene, patch, run, sweep
+from circuits import CircuitsError, ablate, heads, patch, run, sweep
 
 
 @pytest.fixture(autouse=True)
@@ -74,16 +74,6 @@ def test_an_example_without_entries_and_a_metric_without_any(causal, tokens):
     )
     assert frame.loc["none", ["value", "effect", "p_value", "p_adjusted"]].isna().all()
     assert not frame["null_effect"]["none"]
-
-
-def test_inside_a_block_the_outer_edits_are_part_of_both_sides(causal, tokens, other_tokens):
-    mask = torch.rand(8, 6, generator=torch.Generator().manual_seed(6)) < 0.5
-    outer, inner = ablate.zero("0.1", positions=mask), ablate.mean("1.1", reference=other_tokens)
-    with intervene(causal, outer):
-        result = sweep(causal, tokens, {"x": inner}, metric=lambda output: output[:, -1, 0], batch_size=3)
-    row = result.frame.iloc[0]
-    np.testing.assert_allclose(row["baseline"], run(causal, tokens, outer)[:, -1, 0].mean())
-    np.testing.assert_allclose(row["value"], run(causal, tokens, outer, inner)[:, -1, 0].mean())
 
 
 def test_clean_passes_are_shared_by_variants(causal, tokens):
