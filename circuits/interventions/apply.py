@@ -23,7 +23,7 @@ from circuits.interventions.base import (
 from circuits.interventions.clean_and_edited_runs import CleanPassResults, EditedRuns, make_edit_hook
 from circuits.interventions.edge_hooks import EdgeHooks
 from circuits.interventions.paths import check_edges
-from circuits.model.activation_recording import hold_eval_mode, keep_hooks_last, record_activations
+from circuits.model.activation_recording import hold_eval_mode, record_activations
 from circuits.model.decode_steps import watch_generations
 from circuits.model.edit_state import (
     entered_once,
@@ -32,7 +32,7 @@ from circuits.model.edit_state import (
     parameters_replaced,
 )
 from circuits.model.hooked_model import HookedModel
-from circuits.model.hooks import Handle
+from circuits.model.hooks import Handle, keep_hooks_last
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site, closest_sites

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.decode_steps import WHOLE
-from circuits.model.edit_state import (
-    EditState,
-    get_edit_state,
-    hold_model_exclusively,
-    mark_running_rows,
-    modules_of,
-    undo_on_exit,
-)
+from circuits.model.edit_state import hold_model_exclusively, mark_running_rows, modules_of, undo_on_exit
 from circuits.model.hooked_model import HookedModel
-from circuits.model.hooks import Function, Handle
+from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts
-from circuits.snapshots_and_positions import dense_if_array, parse_positions, parse_span
 
 
 @contextmanager
@@ -75,28 +64,6 @@ def record_activations(surface: HookedModel, hooks: Iterable[str]) -> Iterator[d
         yield seen
 
 
-@contextmanager
-def keep_hooks_last(model: nn.Module, put_on: Sequence[Callable[[], Handle]]) -> Iterator[None]:
-    """Keeps hooks behind all others inside the block, those of inner blocks too; each of `put_on` puts one on.
-
-    Blocks may end in any order. A block that adds hooks enters this one behind them, with nothing of its own too.
-    """
-    state = get_edit_state(model)
-    state.last += put_on
-    try:
-        _move_hooks_last(state)
-        yield
-    finally:
-        state.last = [one for one in state.last if all(one is not mine for mine in put_on)]
-        _move_hooks_last(state)
-
-
-def _move_hooks_last(state: EditState) -> None:
-    for handle in state.last_handles:
-        handle.remove()
-    state.last_handles = [put_on() for put_on in state.last]
-
-
 def record_rows(
     surface: HookedModel, prompts: Prompts, rows: slice | Tensor, hooks: Iterable[str], caller: str
 ) -> dict[str, Tensor]:
@@ -110,23 +77,3 @@ def record_rows(
     if missing := [hook for hook in hooks if hook not in seen]:
         raise CircuitsError(f"{caller}: {missing[0]} never fired; this model has it switched off")
     return seen
-
-
-def parse_position_mask(positions: Any, prompts: Prompts, label: str) -> Tensor:
-    """Returns the entries at some positions, bool [batch pos] in the layout of the prompts.
-
-    Args:
-        positions: numbers or a slice, which count in each prompt's own tokens; or a mask, [batch pos], [batch 1] or
-            [pos]; None: all.
-    """
-    given, (batch, length) = dense_if_array(positions, label), prompts.shape[:2]
-    if isinstance(given, Tensor) and given.dtype == torch.bool:
-        if tuple(given.shape) not in ((length,), (batch, length), (batch, 1)):
-            raise CircuitsError(
-                f"{label}: a mask is boolean, [batch pos] = {[batch, length]}, [batch 1] or [pos]; got "
-                f"{list(given.shape)}"
-            )
-        return given.detach().cpu().expand(batch, length)
-    chosen = parse_span(given, label) or parse_positions(given, label)
-    run = replace(WHOLE, real=prompts.real if prompts.padded else None)
-    return run.position_mask(chosen, length, label).expand(batch, length)

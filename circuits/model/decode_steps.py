@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,8 +14,16 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.hooks import Handle, Handles, MethodWrapper
-from circuits.model.prompts import positions_from_mask
-from circuits.snapshots_and_positions import Positions, Snapshot, Span, positions_to_mask
+from circuits.model.prompts import Prompts, positions_from_mask
+from circuits.snapshots_and_positions import (
+    Positions,
+    Snapshot,
+    Span,
+    dense_if_array,
+    parse_positions,
+    parse_span,
+    positions_to_mask,
+)
 
 #: The methods of a model, or of the one that it wraps, that call it once for each new token.
 METHODS = ("generate", "generate_stream", "hf_generate")
@@ -141,6 +149,26 @@ class DecodeStep:
 
 #: A run on its own: all its positions are the prompt's.
 WHOLE = DecodeStep()
+
+
+def parse_position_mask(positions: Any, prompts: Prompts, label: str) -> Tensor:
+    """Returns the entries at some positions, bool [batch pos] in the layout of the prompts.
+
+    Args:
+        positions: numbers or a slice, which count in each prompt's own tokens; or a mask, [batch pos], [batch 1] or
+            [pos]; None: all.
+    """
+    given, (batch, length) = dense_if_array(positions, label), prompts.shape[:2]
+    if isinstance(given, Tensor) and given.dtype == torch.bool:
+        if tuple(given.shape) not in ((length,), (batch, length), (batch, 1)):
+            raise CircuitsError(
+                f"{label}: a mask is boolean, [batch pos] = {[batch, length]}, [batch 1] or [pos]; got "
+                f"{list(given.shape)}"
+            )
+        return given.detach().cpu().expand(batch, length)
+    chosen = parse_span(given, label) or parse_positions(given, label)
+    run = replace(WHOLE, real=prompts.real if prompts.padded else None)
+    return run.position_mask(chosen, length, label).expand(batch, length)
 
 
 @dataclass

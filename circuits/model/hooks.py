@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,6 +41,28 @@ def keep_hooks_on(model: nn.Module, handles: Iterable[Handle]) -> Iterator[None]
         for handle in handles:
             put_on.callback(handle.remove)
         yield
+
+
+@contextmanager
+def keep_hooks_last(model: nn.Module, put_on: Sequence[Callable[[], Handle]]) -> Iterator[None]:
+    """Keeps hooks behind all others inside the block, those of inner blocks too; each of `put_on` puts one on.
+
+    Blocks may end in any order. A block that adds hooks enters this one behind them, with nothing of its own too.
+    """
+    state = get_edit_state(model)
+    state.last += put_on
+    try:
+        _move_hooks_last(state)
+        yield
+    finally:
+        state.last = [one for one in state.last if all(one is not mine for mine in put_on)]
+        _move_hooks_last(state)
+
+
+def _move_hooks_last(state: EditState) -> None:
+    for handle in state.last_handles:
+        handle.remove()
+    state.last_handles = [put_on() for put_on in state.last]
 
 
 class RevocableFunction:

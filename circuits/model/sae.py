@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError, prefix_circuits_errors
-from circuits.model.activation_recording import keep_hooks_last
 from circuits.model.edit_state import entered_once, get_edit_state, hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
+from circuits.model.hooks import keep_hooks_last
 from circuits.model.sites import ERROR, FEATURES, KINDS, Site, SiteLike, sae_part_kind
 
 CALLER = "splice"

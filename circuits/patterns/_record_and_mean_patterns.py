@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.figures.results import attention_figure
 from circuits.interventions.replacements import visible_mask
-from circuits.model.activation_recording import parse_position_mask, record_rows
+from circuits.model.activation_recording import record_rows
 from circuits.model.batch_size import choose_batch_size
+from circuits.model.decode_steps import parse_position_mask
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts

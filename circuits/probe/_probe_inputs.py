@@ -14,7 +14,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError, format_value
 from circuits.interventions.edits import parse_place
 from circuits.interventions.replacements import derangement
-from circuits.model.activation_recording import parse_position_mask
+from circuits.model.decode_steps import parse_position_mask
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts import Prompts
 from circuits.model.sites import Site

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from circuits import CircuitsError, ablate, intervene, lens, run, sweep, transplant
-from circuits.model import edit_state
-from circuits.model.edit_state import EditState
+from circuits.model.edit_state import EditState, _states
 from circuits.model.hooks import RevocableFunction
 
 REFUSED = (
@@ -71,7 +70,7 @@ def test_a_generator_that_is_thrown_away_gives_the_model_back(make_model, tokens
     del generator
     gc.collect()
     in_thread(lambda: run(model, tokens))
-    assert model not in edit_state._states
+    assert model not in _states
 
 
 @pytest.mark.parametrize("exit_of", [(RevocableFunction, "remove"), (EditState, "replaced_values")])
