@@ -28,7 +28,8 @@ from interp_tasks.measurement.loaded_checkpoints import (
     resolve_refs,
     subjects,
 )
-from interp_tasks.measurement.result import readable_table, run_sweep, tidy_frame, value_text
+from interp_tasks.measurement.measure_checkpoints import run_sweep
+from interp_tasks.measurement.result import readable_table, tidy_frame, value_text
 from interp_tasks.measurement.run_logs import Curve, LoggedRun, curves_panel, declared_by_run, read_runs
 from interp_tasks.pages import (
     Column,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.embeddings import Array
+    from interp_tasks.measurement.token_and_position_embeddings import Array
     from tasks import Task
 
 #: What is done to heads: the edit the matrix-completion paper describes, the one its code makes, and their removal.

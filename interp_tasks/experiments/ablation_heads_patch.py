@@ -48,6 +48,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     resolve_refs,
     source_batch,
 )
+from interp_tasks.measurement.measure_checkpoints import MeasuredRows, measure, run_sweep
 from interp_tasks.measurement.option_parsing import (
     as_list,
     check_draws,
@@ -57,7 +58,7 @@ from interp_tasks.measurement.option_parsing import (
     parse_positions_or_mask,
     site_has_heads,
 )
-from interp_tasks.measurement.result import MeasuredRows, Result, experiment, measure, run_sweep
+from interp_tasks.measurement.result import Result, experiment
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

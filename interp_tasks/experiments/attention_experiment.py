@@ -29,8 +29,9 @@ from interp_tasks.measurement.head_classes import (
     scored_positions,
 )
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs
+from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import as_list, parse_positions_or_mask
-from interp_tasks.measurement.result import Result, Row, experiment, measure, number_columns, value_text
+from interp_tasks.measurement.result import Result, Row, experiment, number_columns, value_text
 from interp_tasks.pages import Column, Figure
 
 if TYPE_CHECKING:

@@ -24,16 +24,9 @@ from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_file
 from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs, resolve_refs, source_batch
+from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import check_choice, check_draws, parse_spans
-from interp_tasks.measurement.result import (
-    Result,
-    Row,
-    experiment,
-    measure,
-    number_columns,
-    or_empty,
-    value_text,
-)
+from interp_tasks.measurement.result import Result, Row, experiment, number_columns, or_empty, value_text
 from interp_tasks.pages import Column, Figure, number
 
 if TYPE_CHECKING:

@@ -19,18 +19,11 @@ from circuits.figures.panels import heatmap, spectrum
 from interp_tasks.measurement.activations_in_passes import record_in_passes
 from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs
+from interp_tasks.measurement.measure_checkpoints import MeasuredRows, measure
 from interp_tasks.measurement.option_parsing import THRESHOLD, parse_frequency_rule
-from interp_tasks.measurement.result import (
-    MeasuredRows,
-    Result,
-    Row,
-    experiment,
-    measure,
-    merge_rows,
-    or_empty,
-)
+from interp_tasks.measurement.result import Result, Row, experiment, merge_rows, or_empty
 from interp_tasks.pages import Column, Figure
-from interp_tasks.papers.grid_inputs import GridInputs
+from interp_tasks.papers.input_grid_and_answers import GridInputs
 
 if TYPE_CHECKING:
     import pandas

@@ -30,7 +30,8 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import interval_over_runs, mean
 from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, checkpoints_by_run, resolve_refs
-from interp_tasks.measurement.result import Result, Row, experiment, measure, number_columns
+from interp_tasks.measurement.measure_checkpoints import measure
+from interp_tasks.measurement.result import Result, Row, experiment, number_columns
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     resolve_compatible_sources,
     resolve_refs,
 )
+from interp_tasks.measurement.measure_checkpoints import MeasuredRows, measure, run_sweep
 from interp_tasks.measurement.option_parsing import (
     as_list,
     check_draws,
@@ -33,7 +34,7 @@ from interp_tasks.measurement.option_parsing import (
     parse_position_list,
     split_at_commas_and_plus,
 )
-from interp_tasks.measurement.result import MeasuredRows, Result, experiment, measure, run_sweep
+from interp_tasks.measurement.result import Result, experiment
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Activations over examples, a few at a time, and the grid that a task's inputs lie on."""
+"""Activations over examples, a few at a time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from circuits.fourier import Grid
-    from tasks import GridAxis
 
 #: Examples of one pass hold at most this many tokens.
 TOKENS_PER_PASS = 16384
@@ -35,11 +32,3 @@ def record_in_passes(
         for site, kept in parts.items():
             kept.append(read(seen[site]))
     return {site: torch.cat(kept) for site, kept in parts.items()}
-
-
-def fourier_grid_of_inputs(axes: Sequence[GridAxis], tokens: Tensor) -> Grid:
-    """Returns the grid of the coordinates in a task's inputs, with the rows of ``tokens`` that its cells are."""
-    from circuits.fourier import Grid
-
-    positions = {axis.name: int(axis.position or 0) for axis in axes}
-    return Grid.of_inputs(tokens, positions, [axis.values for axis in axes])

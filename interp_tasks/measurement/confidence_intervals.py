@@ -1,4 +1,4 @@
-"""Intervals: by bootstrap over examples, as rows of the table; over a few training runs. Imports no torch."""
+"""Intervals by bootstrap over examples, as rows of the table, or over points; and over a few runs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -200,3 +200,38 @@ def sums_and_counts(metric: Any) -> tuple[numpy.ndarray, numpy.ndarray]:
 def without_intervals(row: dict[str, Any]) -> dict[str, Any]:
     """Removes the intervals: one example says nothing about how examples differ."""
     return {name: float("nan") if "ci_" in name else value for name, value in row.items()}
+
+
+def bootstrap_point_weights(points: int, seed: int) -> numpy.ndarray:
+    """Returns weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
+    import numpy as np
+
+    return np.concatenate([np.ones((1, points)), draw_counts(seed, points, stream=4)])
+
+
+def weighted_correlation(one: numpy.ndarray, other: numpy.ndarray, weights: numpy.ndarray) -> numpy.ndarray:
+    """Returns Pearson's weighted correlation, of points ``[point k]`` over all k together; 0 where nothing varies."""
+    import numpy as np
+
+    # Without the overall mean, as an offset would cost the products below their digits.
+    one, other = (x.reshape(len(x), -1) - x.reshape(len(x), -1).mean(0) for x in (one, other))
+    total = weights.sum(1)
+    means = [(weights @ x) / total[:, None] for x in (one, other)]
+    products = {
+        (i, j): (weights @ (x * y) / total[:, None] - means[i] * means[j]).sum(1)
+        for i, x in enumerate((one, other))
+        for j, y in enumerate((one, other))
+        if i <= j
+    }
+    scale = np.sqrt(np.clip(products[0, 0] * products[1, 1], 0, None))
+    return np.divide(products[0, 1], scale, out=np.zeros_like(scale), where=scale > 1e-300)
+
+
+def percentile_interval(resampled: numpy.ndarray) -> tuple[float, float]:
+    """Returns the percentile interval of resamples; NaN where there are none, or all are equal."""
+    import numpy as np
+
+    if not len(resampled) or np.ptp(resampled) == 0:
+        return float("nan"), float("nan")
+    low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)

@@ -25,7 +25,8 @@ from interp_tasks.training.config import (
     read_task_presets,
     train_config,
 )
-from interp_tasks.training.observers_and_clock import Observer, run_info
+from interp_tasks.training.observers_and_clock import Observer
+from interp_tasks.training.run_provenance import run_info
 from interp_tasks.training.start_weights_and_teacher import copy_weights, freeze_others, source_record
 from interp_tasks.training.training_loop import StepProgress, TrainingLoop
 from tasks.base import Task

@@ -14,6 +14,12 @@ from interp_tasks.checkpoints.run_reader import read_clock
 from interp_tasks.checkpoints.run_writer import ResumePoint, RunFolder
 from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.config import TrainConfig
+from interp_tasks.training.cuda_graph_capture import (
+    CapturedUpdate,
+    batch_and_masks,
+    flatten_inputs,
+    why_not_captured,
+)
 from interp_tasks.training.forward import DropoutMasks, FusedForward, HookedForward, fastest_forward
 from interp_tasks.training.observers_and_clock import (
     ActivationObserver,
@@ -21,14 +27,7 @@ from interp_tasks.training.observers_and_clock import (
     TrainingClock,
     check_observed,
 )
-from interp_tasks.training.parameter_update import (
-    CapturedUpdate,
-    GradientWatcher,
-    Updater,
-    batch_and_masks,
-    flatten_inputs,
-    why_not_captured,
-)
+from interp_tasks.training.parameter_update import GradientWatcher, Updater
 from interp_tasks.training.start_weights_and_teacher import load_teacher_forward
 from tasks.base import Batch, Split, Task, check_loss_and_metrics, checked_sample, pool, pool_parts
 from tasks.errors import TaskError

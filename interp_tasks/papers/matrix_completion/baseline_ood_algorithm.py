@@ -25,8 +25,9 @@ from interp_tasks.measurement.confidence_intervals import (
 )
 from interp_tasks.measurement.experiment_options import DEFAULT_SAMPLES, Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
+from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import as_list, check_choice, chosen_names
-from interp_tasks.measurement.result import Result, Row, experiment, measure, number_columns, tidy_frame
+from interp_tasks.measurement.result import Result, Row, experiment, number_columns, tidy_frame
 
 if TYPE_CHECKING:
     from torch import Tensor

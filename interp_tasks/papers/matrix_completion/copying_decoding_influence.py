@@ -11,7 +11,8 @@ from interp_tasks.measurement.activations_in_passes import split_into_passes
 from interp_tasks.measurement.confidence_intervals import bootstrap_rows
 from interp_tasks.measurement.experiment_options import DEFAULT_SAMPLES, Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
-from interp_tasks.measurement.result import Result, Row, experiment, measure
+from interp_tasks.measurement.measure_checkpoints import measure
+from interp_tasks.measurement.result import Result, Row, experiment
 from interp_tasks.papers.matrix_completion.baseline_ood_algorithm import forward_on_cpu, require_declaration
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from scipy.spatial.distance import cdist
 from scipy.stats import rankdata
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import (
-    Embeddings,
+from interp_tasks.measurement.confidence_intervals import (
     bootstrap_point_weights,
     percentile_interval,
     weighted_correlation,
 )
 from interp_tasks.measurement.result import Row, number_columns
+from interp_tasks.measurement.token_and_position_embeddings import Embeddings
 
 if TYPE_CHECKING:
     from tasks import Task

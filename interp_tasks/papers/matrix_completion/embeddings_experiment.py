@@ -13,7 +13,6 @@ from circuits.figures.layout import SEQUENTIAL, Panel, draw_panels
 from circuits.figures.panels import points as marks
 from circuits.figures.panels import rows_to_series
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import WEIGHTS, Embeddings, untrained_embeddings
 from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
@@ -22,7 +21,9 @@ from interp_tasks.measurement.loaded_checkpoints import (
     get_run_name,
     resolve_refs,
 )
-from interp_tasks.measurement.result import Result, Row, experiment, measure
+from interp_tasks.measurement.measure_checkpoints import measure
+from interp_tasks.measurement.result import Result, Row, experiment
+from interp_tasks.measurement.token_and_position_embeddings import WEIGHTS, Embeddings, untrained_embeddings
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:

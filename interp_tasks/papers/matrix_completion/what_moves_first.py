@@ -13,8 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.confidence_intervals import DRAWS, sums_and_counts
-from interp_tasks.measurement.embeddings import Embeddings, bootstrap_point_weights, percentile_interval
+from interp_tasks.measurement.confidence_intervals import (
+    DRAWS,
+    bootstrap_point_weights,
+    percentile_interval,
+    sums_and_counts,
+)
 from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
@@ -22,13 +26,15 @@ from interp_tasks.measurement.loaded_checkpoints import (
     get_run_name,
     resolve_refs,
 )
-from interp_tasks.measurement.result import Result, Row, experiment, measure, number_columns
+from interp_tasks.measurement.measure_checkpoints import measure
+from interp_tasks.measurement.result import Result, Row, experiment, number_columns
+from interp_tasks.measurement.token_and_position_embeddings import Embeddings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from interp_tasks.checkpoints import ResolvedCheckpoint
-    from interp_tasks.measurement.embeddings import Array
+    from interp_tasks.measurement.token_and_position_embeddings import Array
 
 SHARES = (0.1, 0.5, 0.9)
 VALUE, STEP = "value", "step at "

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from circuits.figures.layout import draw_panels
 from circuits.figures.panels import heatmap
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations_in_passes import fourier_grid_of_inputs
 from interp_tasks.measurement.result import COLUMNS, Result, Row, experiment, merge_rows, or_empty, tidy_frame
 from interp_tasks.pages import Column, Figure, number
-from interp_tasks.papers.grid_inputs import GridInputs
+from interp_tasks.papers.input_grid_and_answers import GridInputs, fourier_grid_of_inputs
 
 if TYPE_CHECKING:
     import pandas

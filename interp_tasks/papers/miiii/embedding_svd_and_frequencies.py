@@ -14,25 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.embeddings import (
-    WEIGHTS,
-    Embeddings,
+from interp_tasks.measurement.confidence_intervals import (
     bootstrap_point_weights,
     percentile_interval,
-    untrained_embeddings,
     weighted_correlation,
 )
 from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, get_run_name, resolve_refs
-from interp_tasks.measurement.result import Result, Row, experiment, measure, number_columns
-from interp_tasks.papers.grid_inputs import GridInputs
+from interp_tasks.measurement.measure_checkpoints import measure
+from interp_tasks.measurement.result import Result, Row, experiment, number_columns
+from interp_tasks.measurement.token_and_position_embeddings import WEIGHTS, Embeddings, untrained_embeddings
+from interp_tasks.papers.input_grid_and_answers import GridInputs
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from interp_tasks.measurement.embeddings import Array
+    from interp_tasks.measurement.token_and_position_embeddings import Array
 
 #: How many untrained models stand beside a checkpoint.
 MODELS = 20

@@ -15,7 +15,7 @@ from circuits.fourier import Clusters, Grid, Spectrum, clusters, spectrum
 from interp_tasks.measurement.activations_in_passes import record_in_passes
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
 from interp_tasks.measurement.option_parsing import THRESHOLD
-from interp_tasks.papers.grid_inputs import GridInputs
+from interp_tasks.papers.input_grid_and_answers import GridInputs
 
 #: The number of features whose products of pairs are in memory at once.
 FEATURES = 256

@@ -14,11 +14,12 @@ from circuits.figures.panels import heatmap
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, get_run_name
+from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import THRESHOLD, check_choice, check_draws
-from interp_tasks.measurement.result import Result, Row, experiment, measure, number_columns
+from interp_tasks.measurement.result import Result, Row, experiment, number_columns
 from interp_tasks.measurement.run_logs import find_drop_or_none
 from interp_tasks.pages import Figure
-from interp_tasks.papers.grid_inputs import GridInputs
+from interp_tasks.papers.input_grid_and_answers import GridInputs
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,9 +12,10 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations_in_passes import record_in_passes
 from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
+from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import check_draws
-from interp_tasks.measurement.result import Result, Row, experiment, measure, number_columns
-from interp_tasks.papers.grid_inputs import GridAnswer, GridInputs
+from interp_tasks.measurement.result import Result, Row, experiment, number_columns
+from interp_tasks.papers.input_grid_and_answers import GridAnswer, GridInputs
 
 if TYPE_CHECKING:
     import pandas
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from circuits import Intervention
-    from interp_tasks.measurement.embeddings import Array
+    from interp_tasks.measurement.token_and_position_embeddings import Array
 
 DRAWS = 20
 #: Metrics and other words of rows.

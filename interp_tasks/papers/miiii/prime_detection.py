@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
+from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import SPLITS
-from interp_tasks.measurement.result import Result, Row, experiment, measure, number_columns
+from interp_tasks.measurement.result import Result, Row, experiment, number_columns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

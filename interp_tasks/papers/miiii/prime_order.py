@@ -19,7 +19,7 @@ from interp_tasks.measurement.result import Result, experiment, tidy_frame
 from interp_tasks.measurement.run_logs import LoggedRun, read_runs, setting_in_config
 
 if TYPE_CHECKING:
-    from interp_tasks.measurement.embeddings import Array
+    from interp_tasks.measurement.token_and_position_embeddings import Array
 
 PERMUTATIONS = 9999
 FOLLOWS, SAME_Q = "rank correlation with the step", "rank correlation with the step, of the same q"

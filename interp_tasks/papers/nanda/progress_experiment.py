@@ -28,11 +28,12 @@ from interp_tasks.measurement.loaded_checkpoints import (
     resolve_refs,
     was_trained_on,
 )
+from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import RULES, as_list, parse_frequency_rule, select_kinds
-from interp_tasks.measurement.result import Result, Row, experiment, measure, merge_rows
+from interp_tasks.measurement.result import Result, Row, experiment, merge_rows
 from interp_tasks.pages import Column, Figure, number
 from interp_tasks.papers import nanda as words
-from interp_tasks.papers.grid_inputs import GridInputs
+from interp_tasks.papers.input_grid_and_answers import GridInputs
 from interp_tasks.papers.nanda import ALL, LOSS, NONE, SPLITS
 
 if TYPE_CHECKING:

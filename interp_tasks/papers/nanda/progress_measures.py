@@ -29,7 +29,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations_in_passes import record_in_passes
 from interp_tasks.measurement.experiment_options import read_npy
 from interp_tasks.measurement.result import Row
-from interp_tasks.papers.grid_inputs import GridAnswer, GridInputs
+from interp_tasks.papers.input_grid_and_answers import GridAnswer, GridInputs
 from interp_tasks.papers.nanda import (
     ACCURACY,
     ALL,

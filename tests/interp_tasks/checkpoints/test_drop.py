@@ -13,9 +13,9 @@ from interp_tasks.checkpoints import Drop, detect_drop, find_marks, read_run, zo
 from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
 from interp_tasks.checkpoints.drop_detection import detect_drop_or_reason, plateau_steps
 from interp_tasks.checkpoints.run_reader import stored_steps
+from interp_tasks.checkpoints.run_writer import declared_drop
 from interp_tasks.checkpoints.steps_around_drop import find_drop, theoretical_plateau
 from interp_tasks.errors import UserError
-from interp_tasks.training.observers_and_clock import declared_drop
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 

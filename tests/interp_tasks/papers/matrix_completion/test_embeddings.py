@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score, silhouette_score
 import tasks
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS, embeddings
-from interp_tasks.measurement.embeddings import weighted_correlation
+from interp_tasks.measurement.confidence_intervals import weighted_correlation
 from interp_tasks.papers.matrix_completion.embedding_geometry import (
     ALIGNMENT,
     area_under_roc,
@@ -120,7 +120,7 @@ def test_an_arrangement_made_by_hand_is_found(made, task):
 
 def test_a_plain_dot_product_not_centred_is_what_is_correlated(task, tmp_path):
     """Against the same in four lines of numpy."""
-    from interp_tasks.measurement.embeddings import Embeddings
+    from interp_tasks.measurement.token_and_position_embeddings import Embeddings
     from interp_tasks.papers.matrix_completion.embedding_geometry import alignment_with_last
 
     ids = task.token_values()

@@ -12,7 +12,7 @@ from circuits import cache
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.papers.grid_inputs import GridInputs
+from interp_tasks.papers.input_grid_and_answers import GridInputs
 from interp_tasks.papers.miiii.parts_by_prime import lost_accuracy
 from tests.interp_tasks.rows import row_of
 

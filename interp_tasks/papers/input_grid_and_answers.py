@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.activations_in_passes import fourier_grid_of_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,3 +94,11 @@ class GridInputs:
             )
             for name, one in declared.items()
         }
+
+
+def fourier_grid_of_inputs(axes: Sequence[GridAxis], tokens: Tensor) -> Grid:
+    """Returns the grid of the coordinates in a task's inputs, with the rows of ``tokens`` that its cells are."""
+    from circuits.fourier import Grid
+
+    positions = {axis.name: int(axis.position or 0) for axis in axes}
+    return Grid.of_inputs(tokens, positions, [axis.values for axis in axes])
