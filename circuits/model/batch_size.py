@@ -15,6 +15,8 @@ Result = TypeVar("Result")
 
 #: Tokens in one forward, and numbers that it and its caller hold at one time, on a processor.
 TOKENS, NUMBERS = 2**13, 2**27
+#: Numbers that one layer holds in a forward on a processor: with more, its caches serve it less well.
+IN_CACHE = 2**24
 # On an accelerator calls are what costs, and its memory is larger: so many times as much.
 _ON_DEVICE = 16
 # Tensors of the size of the output at one time: logits, their differences from the clean ones, the metric's own.
@@ -34,7 +36,8 @@ def choose_batch_size(
     """Returns how many rows of `length` tokens run in one forward.
 
     By default as many as keep to `TOKENS` and to `NUMBERS`: what a token takes in its largest layer, its logits at the
-    `read` positions (None: all), and what the caller has `kept`. 16 times as many on an accelerator.
+    `read` positions (None: all), and what the caller has `kept`; 16 times as many on an accelerator. On a processor a
+    layer also keeps to `IN_CACHE`.
 
     Args:
         given: the user's `batch_size=`, which is used as it is; None: the default.
@@ -52,8 +55,9 @@ def choose_batch_size(
     stream, heads = surface.sizes["d_model"] or 1, surface.n_heads * (surface.sizes["d_head"] or 1)
     mlp = (surface.sizes["d_mlp"] or 4 * stream) * (6 if getattr(cfg, "gated_mlp", False) else 4)
     layer = 12 * stream + 12 * heads + mlp + 5 * surface.n_heads * length
-    scale = 1 if surface.device.type == "cpu" else _ON_DEVICE
-    return max(1, scale * min(TOKENS, NUMBERS // max(1, layers * layer + outputs + kept)) // length)
+    tokens = min(TOKENS, NUMBERS // max(1, layers * layer + outputs + kept))
+    is_on_processor = surface.device.type == "cpu"
+    return max(1, (min(tokens, IN_CACHE // layer) if is_on_processor else _ON_DEVICE * tokens) // length)
 
 
 def run_within_memory(size: int, run: Callable[[int], Result]) -> Result:
