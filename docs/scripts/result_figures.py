@@ -58,6 +58,7 @@ ARMS = {
 THRESHOLD = {"dash": "dash", "color": INK, "width": 1}
 DASHES = {"seed-0": "solid", "seed-1": "dot", "seed-2": "dash"}
 
+
 def points(run: str, metric: str, every: int = 1) -> tuple[list[int], list[float]]:
     """Returns the steps and the values of a validation metric, one logged line in `every`."""
     lines = read_metrics(find_run_folder(run))[::every]

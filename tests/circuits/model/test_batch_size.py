@@ -78,10 +78,9 @@ def test_a_verb_goes_on_with_half(make_model, tokens, other_tokens, verb, monkey
 
 @pytest.mark.parametrize(("bound", "most", "step"), [("TOKENS", 14, 2), ("IN_CACHE", 0, 1)])
 def test_clean_passes_keep_to_the_bounds(causal, tokens, other_tokens, monkeypatch, bound, most, step):
-    whole = run(causal, tokens, ablate.mean("0.1", other_tokens), patch.activations("z.1", other_tokens))
+    edits, rows = (ablate.mean("0.1", other_tokens), patch.activations("z.1", other_tokens)), []
+    whole = run(causal, tokens, *edits)
     monkeypatch.setattr(batch_size, bound, most)
-    rows = []
     causal.embed.register_forward_hook(lambda module, args, output: rows.append(len(output)))
-    parts = run(causal, tokens, ablate.mean("0.1", other_tokens), patch.activations("z.1", other_tokens))
+    torch.testing.assert_close(run(causal, tokens, *edits), whole)
     assert rows == [step] * (8 // step) + [8]
-    torch.testing.assert_close(parts, whole)
