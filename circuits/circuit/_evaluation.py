@@ -22,6 +22,8 @@ from circuits.tables import ci_columns, interval_columns, metrics_asked_for, sho
 from circuits.validate import check_renamed_args, is_whole, parse_seed, stringify_keys
 
 _CALLER = "circuit.evaluate"
+#: Shares that differ by no more are equal: the last digits of an example depend on what runs beside it.
+ROUNDING = 1e-6
 #: The columns that an evaluation shows of itself.
 SHOWN = ("circuit", "metric", "size", *ci_columns("faithfulness"), "random_high", "p_random")
 COMPLETENESS = ("circuit", "metric", "size", "without", "model_without", *ci_columns("difference"), "removed")
@@ -172,7 +174,7 @@ def _measure_faithfulness(measurement: CircuitRunner, circuit: Circuit, random: 
         if random:
             row |= {"random_mean": others.mean(), "random_low": others.min(), "random_high": others.max()}
         if random and not np.isnan(kept):
-            row["p_random"] = (1 + (others >= kept).sum()) / (1 + random)
+            row["p_random"] = (1 + (others >= kept - ROUNDING).sum()) / (1 + random)
         yield row | {"n": measured.n}
 
 

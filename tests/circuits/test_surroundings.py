@@ -206,7 +206,6 @@ def runs(scene):
         with hold_eval_mode(scene.model), torch.no_grad():
             return output[:, 0, RIGHT] - scene.model(scene.others[0][None])[0, -1, RIGHT]
 
-    # What it reads in all rows is each prompt's last token.
     ends = [scene.base.last(x)[:, None] for x in (run(scene.model, scene.base), output)]
     frame = compare([(ends[0], {"edited": ends[1]})], metric, **FEW).frame
     values = [scene.by_hand(row, *edits)[0][-1, RIGHT] for edits in ((), by_hand) for row in ROWS]
@@ -362,13 +361,12 @@ def transplants(scene):
 
 
 def stored(scene):
-    """From a cache of TransformerLens' own."""
+    """From a cache of TransformerLens' own, in which a bridge may call the pattern scores."""
     scene.inside.append(True)  # a run inside would write to the cache, too
     with hold_eval_mode(scene.model), torch.no_grad():
         stored = scene.model.run_with_cache(torch.stack(scene.others))[1]
     scene.inside.clear()
     for site in ("q", "z", "mlp_out", "scores"):
-        # What a bridge calls scores may be the pattern.
         with suppress(CircuitsError) if scene.bridged and site == "scores" else ExitStack():
             output = run(scene.model, scene.base, patch.activations(f"{site}.1", stored))
             for row in ROWS:
@@ -395,8 +393,7 @@ def refusal(scene, verb):
 
 def check(verb, around, kind, seed, even=False):
     scene = Scene(kind, seed, even or "a hook on the logits" in around or verb is stored)
-    for one in around:
-        scene.surround(one)
+    list(map(scene.surround, around))
     most = 1e-5 if scene.bridged else 1e-8
     same = partial(torch.testing.assert_close, rtol=most, atol=most)
     with scene.for_now:

@@ -119,9 +119,12 @@ def test_the_ends_are_zero_and_one_and_cost_nothing(model, tokens, other_tokens)
     assert found.frame["p_random"].isna().all()
     assert found.frame["random_mean"].isna().all()
     assert found.settings["forwards"] == 2
-    # One more for the means.
     means = circuit.evaluate(model, given, tokens, other_tokens, metric, how="mean", **options)
     assert means.settings["forwards"] == 3
+    # A source that runs alone is rounded otherwise, which ranks no circuits that do as it does.
+    options["random"] = 19
+    alone = circuit.evaluate(model, circuit.nodes("1.2"), tokens, other_tokens[:1], metric, **options)
+    assert alone.frame["p_random"][0] == 1
 
 
 def test_completeness_takes_subsets_out_of_the_circuit_and_of_the_model(model, tokens, other_tokens):
