@@ -92,7 +92,13 @@ def dense_if_array(given: Any, label: str) -> Any:
             raise CircuitsError(
                 f"{label}: torch has no numbers of {given.dtype}, which the array holds"
             ) from error
-    if isinstance(given, Tensor) and given.is_inference():
+    if not isinstance(given, Tensor):
+        return given
+    if given.layout != torch.strided or given.is_nested or given.is_quantized or given.is_meta:
+        raise CircuitsError(
+            f"{label}: a tensor that is sparse, nested, quantized or on meta; give a dense one"
+        )
+    if given.is_inference():
         # Autograd refuses tensors made under torch.inference_mode, even as ids.
         with torch.inference_mode(False):
             return given.clone()

@@ -111,13 +111,16 @@ class Grid:
         """
         label = "Grid.of_inputs: tokens"
         tokens = parse_tensor(parse_numbers(tokens, label), label)
-        named = dict(coords) if isinstance(coords, Mapping) else {}
+        named = stringify_keys(coords, "Grid", "coordinates") if isinstance(coords, Mapping) else {}
         given: Any = values
         # Of more ids than examples some would be missing.
         is_period = is_whole(given, 1) and given <= len(tokens)
         lists = [list(range(given))] * len(named) if is_period else [*map(_as_list, _as_list(given))]
         fits = [is_whole(each, -tokens.shape[1]) and each < tokens.shape[1] for each in named.values()]
-        fits += [all(map(is_whole, one)) and 0 < len(one) == len({*one}) for one in lists]
+        fits += [
+            all(is_whole(each) and abs(each) < 2**63 for each in one) and 0 < len(one) == len({*one})
+            for one in lists
+        ]
         if not named or not all(fits) or len(lists) != len(named) or tokens.ndim > 2:
             raise CircuitsError(
                 "Grid.of_inputs: coords name positions, as in {'a': 0, 'b': 1}; values are the period, or a list of "
@@ -134,7 +137,7 @@ class Grid:
         n_distinct = len(index[examples].unique())
         if len(examples) != cells or n_distinct != cells:
             raise CircuitsError(
-                f"Grid.of_inputs: tokens must hold each of the {cells} combinations of {', '.join(coords)} once; "
+                f"Grid.of_inputs: tokens must hold each of the {cells} combinations of {', '.join(named)} once; "
                 f"{len(examples)} of {len(tokens)} examples are on the grid, {n_distinct} of them different"
             )
         order = examples[index[examples].argsort()]

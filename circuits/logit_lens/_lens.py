@@ -168,7 +168,7 @@ def _attribute_metric(
     linear = True
     for one in runs:
         with assert_weights_unchanged(surface.model, metric_label(metric.name)):
-            total, count, gradient = _compute_metric_and_gradient(metric.for_rows(one.rows), one.output)
+            name, total, count, gradient = _compute_metric_and_gradient(metric.for_rows(one.rows), one.output)
         # Only where it reads: most metrics read a few positions and logits.
         columns = gradient.ne(0).any(-1).any(0).nonzero().flatten().expand(len(gradient), -1)
         gradient, one = gather_columns(gradient, columns, 1), one.at_columns(columns)
@@ -186,11 +186,11 @@ def _attribute_metric(
     if linear:
         del joined["nonlinear"]
     settings = {"batch_size": size, **surface.unchecked_setting}
-    return DirectAttribution(joined, torch.cat(totals), torch.cat(counts), metric.name, settings)
+    return DirectAttribution(joined, torch.cat(totals), torch.cat(counts), name, settings)
 
 
-def _compute_metric_and_gradient(metric: Metric, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the metric of each example, what it is divided by, and its gradient at the output."""
+def _compute_metric_and_gradient(metric: Metric, output: Tensor) -> tuple[str, Tensor, Tensor, Tensor]:
+    """Returns the metric's name, it of each example, what it is divided by, and its gradient at the output."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = output.clone().requires_grad_()
         values = metric.call_function(leaf, output)
@@ -204,7 +204,7 @@ def _compute_metric_and_gradient(metric: Metric, output: Tensor) -> tuple[Tensor
                 f"lens: {metric_label(name)} has no gradient; compute it with torch, without detach or argmax"
             )
         (gradient,) = torch.autograd.grad(value.double().sum(), leaf)
-    return torch.as_tensor(total), torch.as_tensor(count), gradient
+    return name, torch.as_tensor(total), torch.as_tensor(count), gradient
 
 
 def _component_shares(

@@ -146,7 +146,7 @@ lens(m, x)
 lens(m, x, positions=[-1, 2], batch_size=3).readouts
 lens(m, x, ablate.zero("0.1")).contributions
 lens(m, x).without("0.1"), lens(m, x).constant
-lens(m, x, metric=metric)
+lens(m, x, metric={"my": metric})
 lens(m, x, metric=with_batch, batch=right, batch_size=3).layers
 lens(m, x, ablate.zero("0.1"), metric=with_batch, batch=right, positions=[-1]).frame
 patterns.attention(m, x)
