@@ -50,7 +50,7 @@ def read_toml(file: Path, noun: str) -> dict[str, Any]:
         return tomllib.loads(read_file(file, noun).decode())
     except UnicodeDecodeError:
         raise UserError(f"{file} is no UTF-8 text: it should hold {noun}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{file} is not TOML: {error}") from None
 
 

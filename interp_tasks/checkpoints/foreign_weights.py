@@ -444,7 +444,7 @@ def read_foreign_log(file: Path) -> list[dict[str, Any]]:
                 else json.loads(given)
             )
             is_of_numbers = all(value is None or type(value) in (int, float) for value in row.values())
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             is_of_numbers = False
         if not is_of_numbers:
             raise UserError(

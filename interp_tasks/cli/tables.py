@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
@@ -41,14 +41,14 @@ MAX_ROWS_SHARED = 4
 IN_HEAD_OF_ONE = ("variant", "metric", "p_adjusted")
 #: Keys of columns that together name a row.
 NAMES = ("checkpoint", "variant", "intervention", "metric")
-#: Keys of columns of numbers that stand at the right edge.
-NUMBERS = ("baseline", "value", "effect", "p_adjusted")
 #: Texts of cells in which there is nothing.
 NOTHING = ("", "–")
 #: A table has no more rows than this of each checkpoint and metric.
 MOST_ROWS = 40
 #: Behind a number.
 INTERVAL = re.compile(r" \[\S+, \S+\]$")
+#: A cell of a column of numbers: its digits before the point and from it on, and what stands behind the number.
+NUMBER = re.compile(r"([<+-]?[\d,]+|–|)((?:\.\d+)?(?:e[+-]\d+)?%?)( \[.*|, [a-z].*|)")
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,7 @@ def print_result_blocks(
     titles = {ref: block_title_parts([rows[index] for index in block]) for ref, block in blocks.items()}
     heads = [[[*parts, *done]] for parts in titles.values()]
     cells = [
-        text_column(
-            column.header,
-            column.key,
-            [column.shown(row) for row in rows],
-            right=column.text is None and column.key in NUMBERS,
-        )
-        for column in columns
+        text_column(column.header, column.key, [column.shown(row) for row in rows]) for column in columns
     ]
     if together and len(blocks) > 1 and max(map(len, blocks.values())) <= MAX_ROWS_SHARED:
         # Not above, as --help loads this file and no `circuits.figures`.
@@ -123,14 +117,28 @@ def print_result_blocks(
         print_wrapped(line, "dim")
 
 
-def text_column(header: str, key: str, texts: Sequence[str], *, right: bool = False) -> TextColumn:
+def text_column(header: str, key: str, texts: Sequence[str]) -> TextColumn:
     """Returns a column of texts; its header loses its "[95% CI]" where no row has an interval."""
     cells, header = tuple(map(escape_control_characters, texts)), escape_control_characters(header, keep="\n")
     if not any("[" in text for text in cells):
         header = header.partition(" [")[0]
     words = [word for text in (header, *cells) for word in text.split()]
     longest_word = max((min(cell_len(word), LONG_WORD) for word in words), default=1)
-    return TextColumn(header, key, cells, right, longest_word)
+    return TextColumn(header, key, cells, False, longest_word)
+
+
+def align_numbers(column: TextColumn) -> TextColumn:
+    """Returns a column of numbers with their points below each other; any other column as it is."""
+    found = [match.groups() for match in map(NUMBER.fullmatch, column.cells) if match is not None]
+    if column.key in NAMES or len(found) < len(column.cells) or not any(map(any, found)):
+        return column
+    before, after = (max(len(parts[at]) for parts in found) for at in (0, 1))
+    cells = tuple(
+        whole.rjust(before) + (rest if more.startswith(",") else rest.ljust(after)) + more
+        for whole, rest, more in found
+    )
+    longest_word = max(column.longest_word, before + after)
+    return TextColumn(column.header, column.key, cells, not any(more for _, _, more in found), longest_word)
 
 
 def print_blocks(
@@ -143,10 +151,11 @@ def print_blocks(
         heads: of each block, lines of parts; what all its rows have in common is added to the last.
     """
     from rich.table import Table
+    from rich.text import Text
 
     kept, shared = split_shared_columns(columns, blocks)
     out = stdout_console()
-    kept, without = drop_intervals(kept, out.width)
+    kept, without = drop_intervals([*map(align_numbers, kept)], out.width)
     named = len(naming_columns(kept))
     parts = fit_columns_to_width(kept, out.width)
     wide = stdout_console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
@@ -162,7 +171,7 @@ def print_blocks(
             rows = [
                 row
                 for row in block
-                if not place or any(one.cells[row] not in NOTHING for one, _ in part[named:])
+                if not place or any(one.cells[row].strip() not in NOTHING for one, _ in part[named:])
             ]
             if not rows:
                 continue
@@ -172,10 +181,12 @@ def print_blocks(
                 box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim", show_edge=False
             )
             for column, width in part:
-                side: Literal["left", "right"] = "right" if column.right else "left"
-                table.add_column(column.header, justify=side, width=width, overflow="fold")
+                header = Text(column.header, justify="right" if column.right else "left")
+                table.add_column(header, width=width, overflow="fold")
             for row in rows:
-                table.add_row(*(column.cells[row] for column, _ in part))
+                # By hand, as rich would take blanks behind a number away.
+                cells = (one.cells[row].rjust(width if one.right else 0) for one, width in part)
+                table.add_row(*cells)
             wide.print(table)
     return without
 
@@ -191,8 +202,8 @@ def drop_intervals(columns: Sequence[TextColumn], room: int) -> tuple[list[TextC
         one, widths = kept[at], (max(one.longest_word, *map(cell_len, one.cells)) + GAP for one in kept)
         if one.key != "effect" and any(map(INTERVAL.search, one.cells)) and sum(widths) > room:
             header = one.header.replace("[95% CI]", "").rstrip()
-            cells = [INTERVAL.sub("", cell) for cell in one.cells]
-            kept[at] = text_column(header, one.key, cells, right=one.right)
+            cells = [INTERVAL.sub("", cell).strip() for cell in one.cells]
+            kept[at] = align_numbers(text_column(header, one.key, cells))
             without.insert(0, " ".join(header.split()))
     return kept, without
 
@@ -314,15 +325,7 @@ def print_rows(
             )
         write_data(text.getvalue())
     else:
-        columns = [
-            text_column(
-                name,
-                name,
-                [cell_text(row[name]) for row in rows],
-                right=all(isinstance(row[name], (int, float)) for row in rows),
-            )
-            for name in shown
-        ]
+        columns = [text_column(name, name, [cell_text(row[name]) for row in rows]) for name in shown]
         print_blocks(columns, [range(len(rows))], [[list(heading)]])
 
 

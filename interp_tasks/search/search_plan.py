@@ -166,7 +166,7 @@ def parse_vary(given: Sequence[str]) -> dict[str, Values]:
         else:
             try:  # lists in brackets, too
                 values = list(json.loads(f"[{written}]"))
-            except ValueError:
+            except (ValueError, RecursionError):
                 values = parse_setting_value(written, is_list=True)
         varied[key] = checked_values(key, values)
     return varied

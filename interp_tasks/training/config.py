@@ -258,7 +258,7 @@ def parse_setting_value(text: str, *, is_list: bool = False) -> Any:
     """
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = {"none": None, "None": None, "True": True, "False": False}.get(text, text)
     if not is_list or value is None or isinstance(value, list):
         return value

@@ -229,6 +229,9 @@ def test_no_drop_no_marks(place):
     told = complaint("flat@post")
     assert "flat shows no drop in mse up to step 4000: it does not fall, yet; train longer" in told
     assert "Give steps, or @last" in told
+    alone = write_run(place / "package" / "log", [], drop_metric={"name": "mse", "direction": "down"})
+    write_metrics(alone, onset=9999, end=99999)
+    assert "It has no checkpoints; runs drops and runs curve read its log" in complaint("zoo:log@post")
     write_metrics(run, section="test")
     assert "logs no validation mse" in complaint("flat@post")
     (run / "metrics.jsonl").write_text('{"step": 1, "validation": {"mse": "low"}}\n')

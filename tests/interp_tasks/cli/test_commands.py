@@ -133,9 +133,8 @@ def test_people_see_the_metric_that_is_the_tasks_own(call, monkeypatch):
     assert "--metric all: mse_all, mse_observed too." in notes
     assert "mse_all" not in table
     assert shown("--metric", "mse_all").partition("\n\n")[0].count("mse_all") == 1
-    assert all(
-        shown("--metric", "all").count(name) == 2 for name in ("mse_all", "mse_masked", "mse_observed")
-    )
+    every = shown("--metric", "all")
+    assert all(every.count(name) == 2 for name in ("mse_all", "mse_masked", "mse_observed"))
     assert {row["metric"] for row in records(call, "--ckpt", "run@40", "--metric", "mse_all")} == {"mse_all"}
 
 
@@ -162,6 +161,7 @@ def test_on_a_narrow_terminal_a_row_is_one_line_and_a_table_has_the_largest_effe
     for line, row in zip(lines, (one for one in rows if abs(one["effect"]) >= least), strict=True):
         assert line.startswith(row["variant"])
         assert line.count("[") == 1
+    assert len({line.index("[") for line in lines}) == 1, "numbers of other lengths, and yet below each other"
     assert f"6 of {len(rows)} rows, of the largest effects" in shown
     assert "No room for intervals of value:" in shown
 

@@ -194,6 +194,7 @@ def test_a_variation_has_the_settings_of_its_base_but_for_its_own(base):
     ("text", "said"),
     [
         ('base = "secnd"', "secnd.toml"),
+        (f"x = {'[' * 9999}", "varied.toml is not TOML"),
         ('base = "../first"', "name a grid file beside this one"),
         ('base = "first"\ntask = "miiii"', "task is that of its base, first: leave it out"),
         ('base = "first"\nset = { "task.p" = 3, task.p = 5 }', "varied.toml: task.p is set twice"),
