@@ -156,7 +156,7 @@ class Report:
         alone = first[first["head"].notna() & (first["intervention"] == "zero") & first["effect"].notna()]
         strongest = alone.sort_values("effect", key=abs, ascending=False, kind="stable").head(2)
         for frame, name in (
-            (last.unedited, "last {metric}"),
+            (last.unedited, "last {metric}, {n} {split} examples"),
             (first[first["variant"] == ALL], "{metric}, all heads {intervention}"),
             (strongest, "{metric}, head {variant} zero"),
         ):

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 MOST_REASONS = 3
 RULE = (
     "Onset, crossing, end: the last step before 10%, the first after 50% and after 90% of the way from plateau to "
-    "final level. Sharpness: the slope at the crossing over ln(step), of a drop from 1 to 0."
+    "final level, the median of the last tenth logged. Sharpness: the slope at the crossing over ln(step), of a drop "
+    "from 1 to 0."
 )
 RANK_CORRELATION = (
     "Rank correlation: Spearman's, over the runs that have the number; a 95% interval (Fisher's z) needs four, and an "

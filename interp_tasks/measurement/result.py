@@ -25,6 +25,7 @@ from interp_tasks.pages import (
     package_versions,
     with_interval,
 )
+from interp_tasks.text_formatting import pluralise
 
 if TYPE_CHECKING:
     import pandas
@@ -90,7 +91,7 @@ COLUMNS = (
 #: Columns by their names up to 0.2.
 OLD_NAMES = {"ci_low": "value_ci_low", "ci_high": "value_ci_high"}
 #: The sentence about p-values below a table; ``--top`` may show fewer rows.
-HOLM = "p adj.: sign-flip test, Holm's adjustment over the {} rows tested."
+HOLM = "p adj.: sign-flip test, Holm's adjustment over the {} tested."
 #: Sign flips of a test, as in ``circuits.sweep``.
 FLIPS = 9999
 #: What the name of a ratio's metric ends with.
@@ -193,7 +194,7 @@ def add_holm_adjustment(
     examples = int(frame.loc[frame["p_value"].notna(), "n"].max())
     least = min_adjusted_p(number_of, examples, FLIPS)
     limit = f" None can be below {least:.2g}: fewer rows or more examples would do." if least >= ALPHA else ""
-    return frame, (*notes[:1], HOLM.format(number_of) + limit, *notes[1:])
+    return frame, (*notes[:1], HOLM.format(pluralise(number_of, "row")) + limit, *notes[1:])
 
 
 def strip_metric_suffixes(name: Any) -> str:

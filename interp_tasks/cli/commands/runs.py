@@ -128,9 +128,10 @@ def import_weights(
         rows.append(row | {"transposed": each.transposed, "zeros": each.zeros, "metrics": metrics})
     shown: list[str] = []
     if printing.format == "table":
-        shown = ["ref", "transposed", "set to 0", *without_per_answer(rows[0]["metrics"])]
+        changed = {"tensors transposed": "transposed", "tensors set to 0": "zeros"}
+        shown = ["ref", *changed, *without_per_answer(rows[0]["metrics"])]
         for row in rows:
-            row |= {"transposed": len(row["transposed"]), "set to 0": len(row["zeros"])}
+            row |= {name: len(row[key]) for name, key in changed.items()}
             row |= without_per_answer(row["metrics"])
     print_rows(rows, printing.format, shown)
 

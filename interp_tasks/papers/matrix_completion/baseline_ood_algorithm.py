@@ -118,7 +118,8 @@ def baseline(
 
     check = lambda subject: chosen_of(subject.task)  # noqa: E731
     result = measure("baseline", refs, options, measure_checkpoint, config=config, check=check)
-    note = "baseline: the method named under intervention; effect and ratio: the model against it."
+    using = ", ".join(result.frame["intervention"].unique())
+    note = f"baseline: {using}, which nothing trains; effect and ratio: the model against it."
     return replace(result, notes=(PAIRED, note))
 
 
@@ -199,7 +200,7 @@ def ood(
     result = measure("ood", refs, options, measure_checkpoint, config={"vary": as_list(vary)})
     notes = (
         PAIRED,
-        "baseline: the first method of the task, on the same examples.",
+        "baseline: the task's first method, under intervention, on the same examples.",
         "Position m·i + j is entry (i, j): with other columns the same entry stands at another position.",
     )
     return replace(result, notes=(*notes, *misfits))
