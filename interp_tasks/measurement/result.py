@@ -48,6 +48,7 @@ class Experiment:
         samples: how many examples it takes where nothing is said, if not as many as the others.
         without: options of examples that it refuses, as they would change nothing or cannot be met.
         judged_by_task: whether the metrics of its rows are those of the task.
+        side_by_side: columns of a row, and metrics -> their headers, where a table has one row for all metrics.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Experiment:
     samples: int | None = None
     without: tuple[str, ...] = ()
     judged_by_task: bool = False
+    side_by_side: Mapping[str, str] = field(default_factory=dict)
 
 
 def experiment(**more: Any) -> Callable[[F], F]:
@@ -152,6 +154,24 @@ def value_text(row: Mapping[str, Any], key: str = "value") -> str:
     return with_interval(text, row[f"{key}_ci_low"], row[f"{key}_ci_high"])
 
 
+def metrics_side_by_side(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Returns one row for all metrics of a checkpoint's variant and intervention, with their values and texts."""
+    return merge_rows(
+        frame,
+        lambda row: (row["ref"], row["variant"], row["intervention"]),
+        lambda row: {row["metric"]: row["value"], f"{row['metric']}, text": value_text(row)},
+    )
+
+
+def columns_side_by_side(headers: Mapping[str, str], rows: pandas.DataFrame) -> list[Column]:
+    """Returns the columns of that table, by header: of a row, or metrics."""
+    return [
+        Column(header, name, None if name in COLUMNS else or_empty(f"{name}, text", str))
+        for name, header in headers.items()
+        if name in rows
+    ]
+
+
 def spread_over_draws(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Returns the spread of a variant's draws: ``draws, sd, smallest, largest`` of their values, by row of the table.
 
@@ -171,7 +191,9 @@ def find_view(of: pandas.DataFrame | str, name: str) -> Callable[..., Any] | Non
     names = [of] if isinstance(of, str) else of["experiment"].unique()
     if len(names) != 1 or names[0] not in EXPERIMENTS:
         return None
-    function = EXPERIMENTS[names[0]].function
+    function, headers = EXPERIMENTS[names[0]].function, EXPERIMENTS[names[0]].side_by_side
+    if headers and name.startswith("view_"):
+        return metrics_side_by_side if name == "view_rows" else partial(columns_side_by_side, headers)
     beside = vars(sys.modules[function.__module__])
     found: Callable[..., Any] | None = beside.get(f"{function.__name__}_{name}", beside.get(name))
     return found

@@ -80,7 +80,7 @@ def train_one(
             f"{out}: went on from step {before.step}{other * (began not in (None, now))}", recipe.quiet
         )
     last = read_metrics(out)[-1]
-    write_line(f"{out}@last  step {last['step']}  validation: {cell_text(last.get('validation', {}))}")
+    write_line(f"{out}@last  step {last['step']}  val: {cell_text(last.get('validation', {}))}")
 
 
 #: Trials that people are shown.

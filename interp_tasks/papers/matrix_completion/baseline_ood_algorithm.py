@@ -206,7 +206,14 @@ def ood(
     return replace(result, notes=(*notes, *misfits))
 
 
-@experiment(says={"methods": [], "entries": []}, without=("tokens", "prompts"))
+AGREEMENT = {name: f"{name} [95% CI]" for name in ("distance", "r_predictions", "r_errors")}
+
+
+@experiment(
+    says={"methods": [], "entries": []},
+    without=("tokens", "prompts"),
+    side_by_side={"intervention": "entries", "variant": "method", **AGREEMENT},
+)
 def algorithm(
     refs: str | Sequence[str],
     methods: Annotated[str | Sequence[str], METHODS, list[str]] = (),
@@ -249,9 +256,9 @@ def algorithm(
     config = {"methods": methods, "entries": entries}
     result = measure("algorithm", refs, options, measure_checkpoint, config=config)
     notes = (
-        "distance: mean squared difference of output and method; baseline: of output and truth.",
-        "r_predictions, r_errors: correlations over entries of predictions (baseline: with the truth), and of errors.",
-        "Intervals: 95%, bootstrap over examples.",
+        "distance: mean squared difference of output and method; from the truth: the model's error.",
+        "r_predictions, r_errors: correlations over entries, of output and method, and of the errors of both.",
+        "Intervals: 95%, bootstrap over examples. Differences from the row truth: --format csv.",
     )
     return replace(result, notes=notes)
 

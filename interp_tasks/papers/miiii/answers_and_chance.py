@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from circuits.figures.layout import draw_panels
 from circuits.figures.panels import heatmap
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.result import COLUMNS, Result, Row, experiment, merge_rows, or_empty, tidy_frame
-from interp_tasks.pages import Column, Figure, number
+from interp_tasks.measurement.result import Result, Row, experiment, tidy_frame
+from interp_tasks.pages import Figure
 from interp_tasks.papers.input_grid_and_answers import GridInputs, fourier_grid_of_inputs
 
 if TYPE_CHECKING:
-    import pandas
     from torch import Tensor
 
     from tasks import Task
@@ -26,7 +25,10 @@ if TYPE_CHECKING:
 WRITTEN = 13
 
 
-@experiment()
+GUESSES = ("classes", "chance accuracy", "accuracy of the commonest")
+
+
+@experiment(side_by_side={"variant": "", **dict(zip(GUESSES, GUESSES, strict=True))})
 def data(task: str | Task, config: Mapping[str, Any] | None = None) -> Result:
     """Look at a task's data: how many classes its answers have, and what guessing gets.
 
@@ -72,17 +74,6 @@ def chance_rows(answers: Mapping[str, Tensor]) -> Iterator[Row]:
     if len(chances) > 1:
         about = {"variant": "all answers", "intervention": "mean over answers"}
         yield {**about, "metric": "chance accuracy", "value": math.fsum(chances) / len(chances)}
-
-
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns a row per answer, what guessing gets side by side."""
-    return merge_rows(frame, lambda row: (row["variant"],), lambda row: {row["metric"]: row["value"]})
-
-
-def view_columns(frame: pandas.DataFrame) -> list[Column]:
-    """Returns the columns of ``view_rows``."""
-    metrics = [str(name) for name in frame.columns if name not in COLUMNS]
-    return [Column("", "variant"), *(Column(name, name, or_empty(name, number)) for name in metrics)]
 
 
 def figures(result: Result) -> list[Figure]:

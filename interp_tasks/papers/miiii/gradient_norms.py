@@ -19,31 +19,29 @@ from circuits.figures.panels import heatmap
 from interp_tasks.checkpoints.run_reader import read_metrics
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import finite_or_nan
-from interp_tasks.measurement.result import (
-    Result,
-    Row,
-    experiment,
-    merge_rows,
-    number_columns,
-    or_empty,
-    tidy_frame,
-)
+from interp_tasks.measurement.result import Result, Row, experiment, number_columns, tidy_frame
 from interp_tasks.measurement.run_logs import LoggedRun, read_runs
-from interp_tasks.pages import Column, Figure, number
+from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:
     import pandas
 
 #: Before and after the filter, as the trainer logs them; without a filter there is only the first.
 STAGES = ("raw", "filtered")
-NORM, STEP = "largest norm", "step below half"
 #: The key of a line of the log.
 LOGGED = "gradient_norm"
 RANK = "rank of the step below half"
+#: Columns of the table -> their headers.
+HEADERS = {"variant": "tensor", "intervention": "gradient", "largest norm": "largest norm"} | {
+    "step below half": "step below half",
+    RANK: "rank",
+    f"median {RANK}": "median rank",
+    "baseline": "others'",
+}
 START = typer.Option("--start", help="Leave out what was logged before this step.")
 
 
-@experiment(says={"start": 0})
+@experiment(says={"start": 0}, side_by_side=HEADERS)
 def gradients(runs: str | Sequence[str], start: Annotated[int, START] = 0) -> Result:
     """Say when the gradient of each weight becomes small, before and after the filter; attention beside the rest.
 
@@ -62,8 +60,8 @@ def gradients(runs: str | Sequence[str], start: Annotated[int, START] = 0) -> Re
         row for run, stages in logged for each in stages.items() for row in gradient_norm_rows(run, *each)
     ]
     notes = (
-        "step below half: from there on every logged norm is below half of the tensor's largest; empty if the last one "
-        "is not. rank: 1 is the earliest; ties share their mean rank. attention: the median of its tensors, and of "
+        "step below half: from there on every logged norm is below half of the tensor's largest; – if the last one is "
+        "not. rank: 1 is the earliest; ties share their mean rank. attention: the median of its tensors, and of "
         "the others.",
         "raw: the gradient of the loss. filtered: after Grokfast and before clipping, which the optimiser sees; none "
         "without a filter.",
@@ -114,9 +112,9 @@ def gradient_norm_rows(run: LoggedRun, stage: str, norms: pandas.DataFrame) -> I
     steps = {str(name): lasting_step_below_half(values) for name, values in norms.items() if values.max()}
     ranks = dict(zip(steps, rankdata(list(steps.values())).tolist(), strict=True)) if steps else {}
     for name, values in norms.items():
-        yield {**shared, "variant": name, "metric": NORM, "value": float(values.max())}
+        yield {**shared, "variant": name, "metric": "largest norm", "value": float(values.max())}
     for name, step in steps.items():
-        yield {**shared, "variant": name, "metric": STEP, "value": finite_or_nan(step)}
+        yield {**shared, "variant": name, "metric": "step below half", "value": finite_or_nan(step)}
         yield {**shared, "variant": name, "metric": RANK, "value": ranks[name]}
     attention, others = (
         [rank for name, rank in ranks.items() if (".attn." in name) is is_attention]
@@ -131,23 +129,6 @@ def lasting_step_below_half(values: pandas.Series) -> float:
     """Returns the first logged step from which all are below half of the largest; infinite if the last is not."""
     above = (~(values < values.max() / 2)).to_numpy().nonzero()[0]
     return float(values.index[above[-1] + 1]) if above[-1] + 1 < len(values) else math.inf
-
-
-def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns a row per tensor and stage."""
-    keys = ("ref", "variant", "intervention")
-    return merge_rows(
-        frame,
-        lambda row: tuple(row[key] for key in keys),
-        lambda row: {row["metric"].removeprefix("median "): row["value"]},
-    )
-
-
-def view_columns(rows: pandas.DataFrame) -> list[Column]:
-    """Returns the columns of that table; the rank of the other tensors stands beside attention's."""
-    named = {NORM: NORM, STEP: STEP, RANK: "rank", "baseline": "others' rank"}
-    numbers = (Column(header, key, or_empty(key, number)) for key, header in named.items())
-    return [Column("tensor", "variant"), Column("gradient", "intervention"), *numbers]
 
 
 def figures(result: Result) -> list[Figure]:

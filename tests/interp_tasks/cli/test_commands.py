@@ -214,7 +214,7 @@ def test_train_makes_runs_extends_them_and_ablation_reads_them(call, tmp_path):
     code, stdout, err = call("train", "matrix-completion", *TINY, "--out", out, "--seeds", "0:2", "--quiet")
     assert (code, err) == (0, "")
     assert [line.split()[:4] for line in stdout.splitlines()] == [
-        [f"{out}/seed-{seed}@last", "step", "2", "validation:"] for seed in (0, 1)
+        [f"{out}/seed-{seed}@last", "step", "2", "val:"] for seed in (0, 1)
     ]
     longer = [part.replace("steps=2", "steps=3") for part in TINY]
     code, stdout, err = call("train", "matrix-completion", *longer, "--out", out / "seed-0")

@@ -10,6 +10,7 @@ import pytest
 import tasks
 from interp_tasks import experiments, train
 from interp_tasks.experiments import COLUMNS
+from interp_tasks.measurement.result import readable_table
 from tests.interp_tasks.rows import row_of
 
 
@@ -63,9 +64,8 @@ def test_a_run_against_its_log(run):
             late = [step for step, norm in zip(logged, norms, strict=True) if norm >= largest / 2]
             after = of(result, name, stage, "step below half")
             assert math.isnan(after) if late[-1] == 40 else after == late[-1] + 5
-    assert of(result, "embed.W_E", "filtered", "largest norm") > of(
-        result, "embed.W_E", "raw", "largest norm"
-    )
+    raw, filtered = (of(result, "embed.W_E", stage, "largest norm") for stage in ("raw", "filtered"))
+    assert filtered > raw
     assert set(result.frame["split"]) == {"train"}
 
 
@@ -82,8 +82,8 @@ def test_steps_and_ranks_by_hand(run, tmp_path):
     assert of(result, "attention", "raw", "median rank of the step below half") == 1.5
     assert of(result, "attention", "raw", "median rank of the step below half", "baseline") == 3
     assert of(result, "attention", "raw", "median rank of the step below half", "effect") == -1.5
-    # Without a filter nothing is filtered.
-    assert set(result.frame["intervention"]) == {"raw"}
+    assert set(result.frame["intervention"]) == {"raw"}, "without a filter nothing is filtered"
+    assert list(readable_table(result.frame)[0]["variant"]) == [A, B, C, "attention"]
 
 
 def test_the_first_steps_can_be_left_out(run, tmp_path):
