@@ -93,8 +93,8 @@ def find_drop(run: Path, described: Mapping[str, Any], name: str) -> Drop:
     drop = detect_drop_or_reason(steps, values, metric["direction"], theory)
     if not isinstance(drop, Drop):
         expected = "" if theory is None else f" from its plateau by theory, {theory:.4g},"
-        logged = "It has no checkpoints; runs drops and runs curve read its log"
-        advice = "Give steps, or @last" if stored_steps(run) else logged
+        alone = "It has no checkpoints; runs drops and runs curve read its log"
+        advice = "Give steps, or @last" if stored_steps(run) else alone
         raise UserError(
             f"{name} shows no drop in {metric['name']}{expected} up to step {steps[-1]}: {drop}. {advice}"
         )
