@@ -8,30 +8,17 @@ they go, so that many are equal; it runs on the small model alone, a forward for
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-import torch
 from auto_circuit.data import PromptDataLoader, PromptDataset
 from auto_circuit.prune_algos.ACDC import acdc_prune_scores
 from auto_circuit.prune_algos.mask_gradient import mask_gradient_prune_scores
-from auto_circuit.types import AblationType
 from auto_circuit.utils.ablation_activations import src_ablations
 from auto_circuit.utils.graph_utils import patch_mode, patchable_model
-from ranking import Problem, each_problem, first, measured
+from patchable import our_name, own
+from ranking import Problem, each_problem, measured
 
 #: ACDC measures every edge for each of its 20 thresholds.
 FEW = 100
-
-
-def our_name(problem: Problem, edge: Any) -> str:
-    """Returns A0.3->A1.2.Q as 0.3 -> 1.2.q."""
-    ends = []
-    for name in (edge.src.name, edge.dest.name):
-        if name.startswith("A"):
-            layer, head, *read = name[1:].split(".")
-            name = problem.receiver(int(layer), int(head), read[0].lower()) if read else f"{layer}.{head}"
-        ends.append({"Resid Start": "embed", "Resid End": "output"}.get(name, name.replace("MLP ", "mlp")))
-    return " -> ".join(ends)
 
 
 def rank(grouped: Problem) -> None:
@@ -61,23 +48,8 @@ def rank(grouped: Problem) -> None:
         for edge in model.edges:
             ours = our_name(problem, edge)
             edges[ours] = edges.get(ours, 0.0) + float(edge.prune_score(scores))
-        size = len(edges) // 5
-        problem.write(
-            f"auto-circuit: {name}",
-            edges,
-            **spent,
-            own={"size": size, "value": own(problem, model, first(edges, size))},
-        )
-
-
-def own(problem: Problem, model: Any, kept: list[str]) -> float:
-    """Returns the metric on the prompts that are tested, all other edges patched."""
-    base, source, _ = problem.half("tested")
-    cut = {edge for edge in model.edges if our_name(problem, edge) not in kept}
-    with patch_mode(model, src_ablations(model, source, AblationType.RESAMPLE), cut), torch.inference_mode():
-        output = model(base)
-    weight = problem.tensors["tested.weight"][:, -1]
-    return float(((output[:, -1] if output.ndim == 3 else output) * weight).sum(-1).mean())
+        value = own(problem, model, edges, patch_mode, src_ablations)
+        problem.write(f"auto-circuit: {name}", edges, **spent, own=value)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,41 @@
 
 CircuitKIT reads texts; the tokens of a problem are put in the place of what its tokenizer would give. Scores of keys
 and values that heads share are summed over the heads, which it keeps apart. Models without MLPs get MLPs of zeros, as
-it needs some. Its EAP-GP and RelP rank nodes alone; with one head in each layer it fails.
+it needs some. Its EAP-GP and RelP rank nodes alone; with one head in each layer EAP fails.
+
+`rank_with_circuitkit.py FOLDER PATTERN acdc` ranks by ACDC instead: by the smallest threshold at which an edge goes.
+Thresholds are its own from 1e-5 on, then larger ones in the same steps until 1% of the edges is left; on larger models
+every other one. The scores that it returns are the wrong way round, infinite for edges that go and 0 for those that
+stay; hence a call for each threshold.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 import circuitkit.backends.eap.attribute as attribution
 import circuitkit.backends.eap.evaluate as evaluation
+import patchable
 import torch
+from circuitkit.backends.acdc.data import PromptDataLoader, PromptDataset
+from circuitkit.backends.acdc.prune_algos.ACDC import acdc_prune_scores
+from circuitkit.backends.acdc.utils.ablation_activations import src_ablations
+from circuitkit.backends.acdc.utils.graph_utils import patch_mode, patchable_model
 from circuitkit.backends.eap.graph import Graph
 from gim import GIM
 from ranking import Problem, each_problem, first, measured
 
 METHODS = {"EAP": ("EAP", None), "EAP-IG": ("EAP-IG-inputs", 5)}
+#: Thresholds of ACDC are these digits at these powers of ten; its own end at -2.
+DIGITS, POWERS = (1, 5), range(-5, 2)
+#: Models with so many edges have thresholds of the first digit alone.
+LARGE = 100
 
 
 class Batches:
@@ -80,6 +96,44 @@ def rank(problem: Problem) -> None:
         problem.write(label, edges, **spent, own={"size": size, "value": value})
 
 
+def rank_by_acdc(problem: Problem) -> None:
+    if problem.config.get("n_key_value_heads") is not None:
+        # Keys and values are counted by their group here.
+        problem = replace(problem, groups=problem.config["n_heads"])
+    base, source, _ = problem.half("found")
+    switches = {"use_attn_result": True, "use_split_qkv_input": True}
+    if not problem.config["attn_only"]:
+        switches["use_hook_mlp_in"] = True
+    hooked = problem.model(**switches)
+    for parameter in hooked.parameters():
+        parameter.requires_grad = False
+    last = "last_seq" if not problem.tensors["found.weight"][:, :-1].any() else None
+    model = patchable_model(hooked, factorized=True, slice_output=last, separate_qkv=True)
+    # A set, in another order in each process, which is the order that ACDC tries edges in.
+    model.edges = sorted(model.edges, key=str)
+    names = {edge: patchable.our_name(problem, edge) for edge in model.edges}
+    answers = torch.zeros(len(base), 1)  # which it does not use
+    data = PromptDataset(base, source, answers, answers)
+    loader = PromptDataLoader(data, base.device, batch_size=len(base))
+    target = "mse" if problem.config["d_vocab_out"] == 1 else "kl_div"
+
+    def by_threshold() -> dict[str, float]:
+        edges: dict[str, float] = {}
+        for power, digit in product(POWERS, DIGITS if len(names) < LARGE else DIGITS[:1]):
+            threshold = {"tao_exps": [power], "tao_bases": [digit]}
+            scores = acdc_prune_scores(model, loader, None, **threshold, faithfulness_target=target)
+            for edge, name in names.items():
+                if edge.prune_score(scores) > 0:
+                    edges.setdefault(name, digit * 10.0**power)
+            if len(names) - len(edges) <= 0.01 * len(names):
+                break
+        return {name: edges.get(name, 1000.0) for name in names.values()}
+
+    edges, spent = measured(hooked, len(base), by_threshold)
+    value = patchable.own(problem, model, edges, patch_mode, src_ablations)
+    problem.write("CircuitKIT: ACDC", edges, **spent, own=value)
+
+
 if __name__ == "__main__":
     attribution.tokenize_batch_pair = evaluation.tokenize_batch_pair = as_given
-    each_problem(rank)
+    each_problem(rank_by_acdc if "acdc" in sys.argv[3:] else rank)
