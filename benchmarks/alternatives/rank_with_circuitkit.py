@@ -5,9 +5,8 @@ and values that heads share are summed over the heads, which it keeps apart. Mod
 it needs some. Its EAP-GP and RelP rank nodes alone; with one head in each layer EAP fails.
 
 `rank_with_circuitkit.py FOLDER PATTERN acdc` ranks by ACDC instead: by the smallest threshold at which an edge goes.
-Thresholds are its own from 1e-5 on, then larger ones in the same steps until 1% of the edges is left; on larger models
-every other one. The scores that it returns are the wrong way round, infinite for edges that go and 0 for those that
-stay; hence a call for each threshold.
+The scores that it returns are the wrong way round, infinite for edges that go and 0 for those that stay; hence a call
+for each threshold.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from gim import GIM
 from ranking import Problem, each_problem, first, measured
 
 METHODS = {"EAP": ("EAP", None), "EAP-IG": ("EAP-IG-inputs", 5)}
-#: Thresholds of ACDC are these digits at these powers of ten; its own end at -2.
-DIGITS, POWERS = (1, 5), range(-5, 2)
-#: Models with so many edges have thresholds of the first digit alone.
-LARGE = 100
+#: Thresholds of ACDC, power of ten and factor, each a forward for every edge: its own end at 0.05.
+THRESHOLDS = list(product(range(-5, 2), (1, 5)))
+#: Those of models with MANY edges.
+MANY, FEWER = 100, [(power, 1) for power in range(-4, 0)]
 
 
 class Batches:
@@ -119,14 +118,12 @@ def rank_by_acdc(problem: Problem) -> None:
 
     def by_threshold() -> dict[str, float]:
         edges: dict[str, float] = {}
-        for power, digit in product(POWERS, DIGITS if len(names) < LARGE else DIGITS[:1]):
+        for power, digit in THRESHOLDS if len(names) < MANY else FEWER:
             threshold = {"tao_exps": [power], "tao_bases": [digit]}
             scores = acdc_prune_scores(model, loader, None, **threshold, faithfulness_target=target)
             for edge, name in names.items():
                 if edge.prune_score(scores) > 0:
                     edges.setdefault(name, digit * 10.0**power)
-            if len(names) - len(edges) <= 0.01 * len(names):
-                break
         return {name: edges.get(name, 1000.0) for name in names.values()}
 
     edges, spent = measured(hooked, len(base), by_threshold)
