@@ -35,7 +35,7 @@ METHODS = {"EAP": ("EAP", None), "EAP-IG": ("EAP-IG-inputs", 5)}
 #: Thresholds of ACDC, power of ten and factor, each a forward for every edge: its own end at 0.05.
 THRESHOLDS = list(product(range(-5, 2), (1, 5)))
 #: Those of models with MANY edges.
-MANY, FEWER = 100, [(power, 1) for power in range(-4, 0)]
+MANY, FEWER = 100, [(power, 1) for power in range(-5, 0)]
 
 
 class Batches:
