@@ -44,7 +44,7 @@ class Competitor:
     def step(self) -> None:
         self.task.loss(self.forward(self.batch.tokens), self.batch).backward()
         self.updater.set_learning_rate(100)
-        self.updater.apply()
+        self.updater.update_parameters()
 
     def filtering(self) -> None:
         """The filter alone, on gradients that are there."""

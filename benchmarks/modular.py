@@ -112,7 +112,7 @@ def epochs(task: tasks.Task, d_model: int, device: str) -> dict[str, Callable[[]
         def epoch() -> None:
             task.loss(forward(batch.tokens), batch).backward()
             updater.set_learning_rate(0)
-            updater.apply()
+            updater.update_parameters()
 
         return epoch
 

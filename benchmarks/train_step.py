@@ -105,7 +105,7 @@ def steps(case: str) -> dict[str, Callable[[], None]]:
         def step() -> None:
             task.loss(forward(batch.tokens), batch).backward()
             updater.set_learning_rate(0)
-            updater.apply()
+            updater.update_parameters()
 
         return step
 

@@ -23,13 +23,13 @@ from circuits.interventions.base import Intervention, Replacement
 from circuits.interventions.edits import (
     Edit,
     parse_heads_at,
-    parse_keys,
     parse_place,
     parse_places,
+    parse_positions_without_mask,
     parse_query_positions,
 )
 from circuits.interventions.fitted_removal import DIRECTIONS, RemoveFitted, class_functions, fourier_functions
-from circuits.interventions.replacements import Mean, MeanUnderEdit, Noise, Resample, Uniform, Zero
+from circuits.interventions.replacements import Mean, MeanUnderOwnEdit, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
 from circuits.model.prompt_parsing import parse_tokens_or_texts
 from circuits.model.sites import Site
@@ -41,7 +41,7 @@ from circuits.validate import (
     parse_choice,
     parse_frequencies,
     parse_seed,
-    parse_tokens,
+    parse_unpadded_tokens,
 )
 
 __all__ = [
@@ -76,7 +76,12 @@ def uniform(heads: HeadsLike, keys: PositionsLike = None, *, positions: Position
     """
     caller = "ablate.uniform"
     places = parse_heads_at(heads, "pattern", caller)
-    return Edit(caller, places, Uniform(parse_keys(keys, caller)), parse_query_positions(positions, caller))
+    return Edit(
+        caller,
+        places,
+        Uniform(parse_positions_without_mask(keys, caller)),
+        parse_query_positions(positions, caller),
+    )
 
 
 @check_renamed_args
@@ -99,7 +104,7 @@ def mean_pattern(
     places = parse_heads_at(heads, "pattern", caller)
     tokens = parse_tokens_or_texts(reference, caller, "reference")
     edited = parse_choice(of, ("unedited", "edited"), caller, "of") == "edited"
-    replacement = MeanUnderEdit(tokens) if edited else Mean(tokens)
+    replacement = MeanUnderOwnEdit(tokens) if edited else Mean(tokens)
     return Edit(caller, places, replacement, parse_query_positions(positions, caller))
 
 
@@ -296,12 +301,17 @@ def frequencies(
     if not is_whole(period, 2):
         raise CircuitsError(f"{caller}: period={period!r}; give a whole number of at least 2")
     chosen = parse_frequencies(keys, int(period), caller)
-    coordinate_positions = parse_keys(coords, caller, "coords")
+    coordinate_positions = parse_positions_without_mask(coords, caller, "coords")
     if coordinate_positions is None:
         raise CircuitsError(f"{caller}: coords are the positions of the coordinates; got None")
     parse_choice(directions, DIRECTIONS, caller, "directions")
     functions = fourier_functions(
-        parse_tokens(grid, caller, "grid"), coordinate_positions, int(period), chosen, directions, caller
+        parse_unpadded_tokens(grid, caller, "grid"),
+        coordinate_positions,
+        int(period),
+        chosen,
+        directions,
+        caller,
     )
     return Edit(caller, (place,), RemoveFitted(functions, keep), parse_query_positions(positions, caller))
 
@@ -330,7 +340,7 @@ def classes(
     """
     caller = "ablate.classes"
     place = parse_place(site, heads, caller)
-    tokens = parse_tokens(examples, caller, "examples")
+    tokens = parse_unpadded_tokens(examples, caller, "examples")
     functions = class_functions(tokens, parse_numbers(classes, f"{caller}: classes"), caller)
     return Edit(caller, (place,), RemoveFitted(functions, keep), parse_query_positions(positions, caller))
 

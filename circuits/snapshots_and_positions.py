@@ -150,7 +150,7 @@ class Span:
 SPANS = ("prompt", "new")
 
 
-def check_not_a_mask(given: Any, label: str, mask: str) -> None:
+def check_no_integer_mask(given: Any, label: str, mask: str) -> None:
     """Refuses a series of whole numbers that may be meant as a mask: only 0 and 1, with repeats or as bytes."""
     is_bytes = isinstance(given, np.ndarray | Tensor) and given.ndim > 0 and given.itemsize == 1
     if isinstance(given, np.ndarray | Tensor):
@@ -200,7 +200,7 @@ def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions 
             f"{label}: positions are one list for all examples, a mask of each example's is boolean; got "
             f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
         )
-    check_not_a_mask(given, label, "[pos]")
+    check_no_integer_mask(given, label, "[pos]")
     given = given.reshape(-1).tolist() if isinstance(given, Tensor) else given
     given = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if not given:

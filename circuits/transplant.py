@@ -34,20 +34,20 @@ class Transplant(Intervention):
     layers: tuple[int, ...] | None
     values: tuple[tuple[str, Snapshot], ...]
 
-    def plan(self, surface: HookedModel) -> tuple[WeightEdit, ...]:
+    def plan(self, hooked: HookedModel) -> tuple[WeightEdit, ...]:
         """Returns an edit for each parameter that is exchanged; refuses a source of another architecture."""
-        parameters, values = surface.named_weights(), dict(self.values)
+        parameters, values = hooked.named_weights(), dict(self.values)
         unlike = "both must be of one architecture"
-        if self.layers is not None and max(self.layers) >= surface.n_layers:
+        if self.layers is not None and max(self.layers) >= hooked.n_layers:
             raise CircuitsError(
-                f"{self.label}: no layer {max(self.layers)}: the model has layers 0-{surface.n_layers - 1}"
+                f"{self.label}: no layer {max(self.layers)}: the model has layers 0-{hooked.n_layers - 1}"
             )
         chosen = select_parameter_names(parameters, self.components, self.layers)
         for name in (name for name in chosen if name not in values):
             raise CircuitsError(f"{self.label}: the source has no {name}, the model has; {unlike}")
         for name, value in values.items():
             if name not in chosen:
-                buffer = surface.model.state_dict().get(name)
+                buffer = hooked.model.state_dict().get(name)
                 # transformer-lens 4.3 holds a zero bias as a buffer.
                 if buffer is not None and torch.equal(buffer, value.tensor.to(buffer)):
                     continue

@@ -45,16 +45,16 @@ def check_renamed_args(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def parse_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
+def parse_unpadded_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
     """Copies a non-empty batch of examples without padding, [batch pos]."""
     if not isinstance(tokens, np.ndarray | Tensor) and getattr(tokens, "mask", None) is not None:
         if tokens.padded:
             raise CircuitsError(f"{caller}: {name} have padding; give examples of one length")
         tokens = tokens.tokens
-    return Snapshot(parse_tensor(tokens, f"{caller}: {name}"))
+    return Snapshot(parse_token_tensor(tokens, f"{caller}: {name}"))
 
 
-def parse_tensor(tokens: Any, label: str) -> Tensor:
+def parse_token_tensor(tokens: Any, label: str) -> Tensor:
     """Returns inputs [batch pos] as a tensor, without copying them."""
     tokens = dense_if_array(tokens, label)
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:

@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 
-def read_file(file: Path, noun: str) -> bytes:
+def read_file_bytes(file: Path, noun: str) -> bytes:
     """Returns the content of a file, which should hold ``noun``."""
     try:
         return file.read_bytes()
@@ -47,7 +47,7 @@ def check_regular_file(file: Path, option: str) -> None:
 def read_toml(file: Path, noun: str) -> dict[str, Any]:
     """Returns the content of a TOML file."""
     try:
-        return tomllib.loads(read_file(file, noun).decode())
+        return tomllib.loads(read_file_bytes(file, noun).decode())
     except UnicodeDecodeError:
         raise UserError(f"{file} is no UTF-8 text: it should hold {noun}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -46,14 +46,14 @@ def as_list(given: Any) -> Any:
     return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
 
 
-def check_values(value: Any, key: str) -> None:
+def check_plain_values(value: Any, key: str) -> None:
     """Refuses what is neither text, a finite number, true or false, nor lists and tables of those: a date, ``inf``."""
     if isinstance(value, Mapping):
         for name, each in value.items():
-            check_values(each, f"{key}.{name}")
+            check_plain_values(each, f"{key}.{name}")
     elif isinstance(value, (list, tuple, range)):
         for each in value:
-            check_values(each, key)
+            check_plain_values(each, key)
     elif not isinstance(value, (str, int, float, NoneType, BaseModel)) or (
         isinstance(value, float) and not math.isfinite(value)
     ):
@@ -81,7 +81,7 @@ Seeds = Annotated[tuple[int, ...], BeforeValidator(parse_seed_numbers)]
 Steps = Annotated[tuple[StrictStr | StrictInt, ...], BeforeValidator(as_list)]
 
 
-def check_marks(at: Steps, what: str) -> None:
+def check_step_selectors(at: Steps, what: str) -> None:
     """Refuses a mark that there is not."""
     for selector in (each for mark in at for each in str(mark).split(",")):
         check_selector(selector.strip(), f"{what}, at")
@@ -227,7 +227,7 @@ def merge_base_grid(block: Any, path: Path) -> Any:
 
 def parse_grid_spec(values: Mapping[str, Any], name: str = "grid") -> Spec:
     """Returns a grid from a dict of the same shape."""
-    check_values(values, f"{name}: grid")
+    check_plain_values(values, f"{name}: grid")
     try:
         spec = Spec(**values)
     except ValidationError as error:
@@ -261,7 +261,7 @@ def recipe_file(given: str | Path) -> Path:
 
 
 @dataclass(frozen=True)
-class ShippedRun:
+class RunToShip:
     """A run that a recipe is to train and ship, as the file says it.
 
     Attributes:
@@ -279,20 +279,20 @@ class ShippedRun:
     shipment: Shipment
 
 
-def runs_shipped_by_recipe(recipe: str | Path) -> list[ShippedRun]:
+def runs_shipped_by_recipe(recipe: str | Path) -> list[RunToShip]:
     """Lists the runs that a recipe ships, in the order of its file."""
     file = recipe_file(recipe)
     with name_file_in_errors(str(file)):
         return shipped_runs(read_grid_spec(file))
 
 
-def shipped_runs(spec: Spec) -> list[ShippedRun]:
+def shipped_runs(spec: Spec) -> list[RunToShip]:
     """Lists the runs that a grid ships."""
-    runs: dict[str, ShippedRun] = {}
+    runs: dict[str, RunToShip] = {}
     for block in spec.train:
         trained = list(enumerate(product(block.combinations(), block.seeds))) if block.ship else []
         for shipment in block.ship:
-            check_marks(shipment.at, f"ship {shipment.name}")
+            check_step_selectors(shipment.at, f"ship {shipment.name}")
             if unknown := set(shipment.seeds or ()) - set(block.seeds):
                 raise UserError(f"ship {shipment.name}: seed {min(unknown)} is not trained")
             for index, (values, seed) in trained:
@@ -300,7 +300,7 @@ def shipped_runs(spec: Spec) -> list[ShippedRun]:
                     name = fill_shipped_name(shipment, {"seed": seed, **values})
                     if name in runs:
                         raise UserError(f"two runs ship as {name}: write {{seed}} or a setting into the name")
-                    runs[name] = ShippedRun(name, block, index, seed, values, shipment)
+                    runs[name] = RunToShip(name, block, index, seed, values, shipment)
     return list(runs.values())
 
 

@@ -214,7 +214,7 @@ def report(run: str, **options: Unpack[Options]) -> Report:
         A :class:`Report`; ``page()`` is the page, to be written with ``write(path)``.
     """
     found, examples = resolve_report_refs(run, options), Examples.of(options)
-    log, curve, missing = read_training_log(found[0])
+    log, curve, missing = read_log_and_drop_curve(found[0])
     snapshots = [measure_for_report(subject) for subject in subjects(found, examples)]
     config = {"run": run, "checkpoints": [each.ref for each in found], **examples.describe()}
     config["trained with"] = None if log is None else dict(log.config)
@@ -235,7 +235,7 @@ def resolve_report_refs(run: str, options: Options) -> list[ResolvedCheckpoint]:
     return resolve_refs(found, Examples.of(options))
 
 
-def read_training_log(checkpoint: ResolvedCheckpoint) -> tuple[LoggedRun | None, Curve | None, str]:
+def read_log_and_drop_curve(checkpoint: ResolvedCheckpoint) -> tuple[LoggedRun | None, Curve | None, str]:
     """Returns the log of a checkpoint's run, the curve of its task's metric, and what there is not, in words."""
     if checkpoint.run_path is None:
         return None, None, "A checkpoint on its own: no training curve, no drop."

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from interp_tasks.cli.commands.reproduce import print_claims
-from interp_tasks.published import papers, read_paper
+from interp_tasks.published import paper_names, read_paper
 from interp_tasks.reproduction import check_records
 from interp_tasks.reproduction.judge_paper import NUMBERS
 from interp_tasks.reproduction.runs_and_records import (
@@ -76,10 +76,10 @@ def test_half_of_the_way_is_made_for_good_and_between_checkpoints():
 
 
 def test_the_headlines_of_each_paper_stand_on_one_page():
-    assert sorted(places("headlines of", *sorted((DOCS / "results").glob("*.md")))) == papers()
+    assert sorted(places("headlines of", *sorted((DOCS / "results").glob("*.md")))) == paper_names()
 
 
-@pytest.mark.parametrize("name", papers())
+@pytest.mark.parametrize("name", paper_names())
 def test_every_claim_is_decided_from_measurements_that_ship(name):
     found = results.judged(name)
     assert found.errors == ()
@@ -124,7 +124,7 @@ def test_the_records_are_of_the_shipped_runs(name, study):
     assert check_records(one) == []
 
 
-@pytest.mark.parametrize("name", papers())
+@pytest.mark.parametrize("name", paper_names())
 def test_claims_stand_in_80_columns(name, monkeypatch, capsys):
     """No name, number or unit is cut."""
     found = results.judged(name)

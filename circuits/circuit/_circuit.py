@@ -15,7 +15,7 @@ from circuits.circuit._component_graph import (
     EVERYWHERE,
     NOWHERE,
     Edge,
-    Effect,
+    EstimateAndExactEffect,
     Graph,
     Member,
     PositionSet,
@@ -45,13 +45,13 @@ def read(path: str | PathLike[str]) -> Circuit:
         if given["format"] != FORMAT or kind not in ("nodes", "edges"):
             raise CircuitsError(f"{caller}: this version reads format {FORMAT}, of nodes or edges")
         where: dict[Member, PositionSet] = {}
-        effects: dict[Member, Effect] = {}
+        effects: dict[Member, EstimateAndExactEffect] = {}
         for row in given["members"]:
             member, at = parse_member(row.pop("name"), kind, caller)
             if member in where:
                 raise CircuitsError(f"{caller}: {member} is listed twice")
-            where[member], known = at, Effect(**row)
-            if known != Effect():
+            where[member], known = at, EstimateAndExactEffect(**row)
+            if known != EstimateAndExactEffect():
                 effects[member] = known
         if graph is not None:
             graph.check_members(where, kind, caller)
@@ -86,7 +86,7 @@ class Circuit:
     kind: str
     members: tuple[tuple[Member, PositionSet], ...]
     graph: Graph | None = field(default=None, compare=False)
-    effects: Mapping[Member, Effect] = field(default_factory=dict, compare=False, repr=False)
+    effects: Mapping[Member, EstimateAndExactEffect] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -94,7 +94,7 @@ class Circuit:
         kind: str,
         where: Mapping[Member, PositionSet],
         graph: Graph | None = None,
-        effects: Mapping[Member, Effect] | None = None,
+        effects: Mapping[Member, EstimateAndExactEffect] | None = None,
     ) -> Circuit:
         """Makes a circuit of members with their positions; the effects of other members are dropped."""
         present = [member for member, at in where.items() if at != NOWHERE]
@@ -197,7 +197,7 @@ class Circuit:
         """Returns the circuit as JSON-able data, as `write` stores it."""
         members: list[dict[str, Any]] = []
         for member, at in self.members:
-            known = self.effects.get(member, Effect())._asdict()
+            known = self.effects.get(member, EstimateAndExactEffect())._asdict()
             given = {key: value for key, value in known.items() if value is not None}
             members.append({"name": f"{member}{at.name_suffix}", **given})
         graph = None if self.graph is None else asdict(self.graph)
@@ -214,9 +214,9 @@ class Circuit:
             if isinstance(member, Edge):
                 row |= {"sender": str(member.sender), "receiver": str(member.receiver)}
             row["positions"] = at.name_suffix.removeprefix(" @ ") or "all"
-            rows.append(row | self.effects.get(member, Effect())._asdict())
+            rows.append(row | self.effects.get(member, EstimateAndExactEffect())._asdict())
         ends = ["sender", "receiver"] if self.kind == "edges" else []
-        frame = pd.DataFrame(rows, columns=["name", *ends, "positions", *Effect._fields])
+        frame = pd.DataFrame(rows, columns=["name", *ends, "positions", *EstimateAndExactEffect._fields])
         return frame.astype({"estimate": float, "effect": float})
 
     def plot(self) -> Figure:

@@ -30,7 +30,7 @@ from circuits.interventions.base import (
 )
 from circuits.interventions.replacements import HOW, FromTensors, FromTokens, Mean, Zero
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompt_parsing import is_encoding, parse_tokens_or_texts
+from circuits.model.prompt_parsing import is_tokenizer_output, parse_tokens_or_texts
 from circuits.model.prompts import broadcast_mask
 from circuits.model.sites import KINDS, Site
 from circuits.snapshots_and_positions import Snapshot, dense_if_array, positions_to_mask
@@ -48,18 +48,18 @@ class CircuitEdit(Intervention):
     replacement: Replacement
     keep: bool
 
-    def plan(self, surface: HookedModel) -> tuple[ActivationEdit | EdgePatch, ...]:
-        replacement = self.replacement.resolve(surface, self)
-        graph, kind = Graph.of_model(surface), self.circuit.kind
+    def plan(self, hooked: HookedModel) -> tuple[ActivationEdit | EdgePatch, ...]:
+        replacement = self.replacement.resolve(hooked, self)
+        graph, kind = Graph.of_model(hooked), self.circuit.kind
         graph.check_same_sizes(self.circuit.graph, self.label)
         if self.circuit.graph is None:
             graph.check_members(self.circuit.where, kind, self.label)
-        steps = _CircuitPlanBuilder(self, surface, replacement, self.circuit.where, self.keep)
+        steps = _CircuitPlanBuilder(self, hooked, replacement, self.circuit.where, self.keep)
         if kind == "edges":
             return tuple(cut for layer in graph.edges_by_site for cut in steps.make_cuts_into(layer))
         # All outgoing edges of a node are cut where its output is replaced.
         cut_nodes = ((node, steps.get_cut_positions(node)) for node in graph.nodes)
-        return tuple(steps.make_sender_write(node, at) for node, at in cut_nodes if at != NOWHERE)
+        return tuple(steps.make_sender_edit(node, at) for node, at in cut_nodes if at != NOWHERE)
 
     def describe(self) -> dict[str, Any]:
         circuit: dict[str, Any] = {"kind": self.circuit.kind, "size": len(self.circuit)}
@@ -83,14 +83,14 @@ class _CircuitPlanBuilder:
     def __init__(
         self,
         owner: CircuitEdit,
-        surface: HookedModel,
+        hooked: HookedModel,
         replacement: Replacement,
         where: Mapping[Member, PositionSet],
         keep: bool,
     ) -> None:
         """Finds where each member is cut: everywhere but there if it is kept, else there."""
         self._owner, self._label = owner, owner.label
-        self._surface, self._replacement = surface, replacement
+        self._hooked, self._replacement = hooked, replacement
         # Of many thousand members nearly all are there at all positions, or at none.
         inverse = {member: NOWHERE if at == EVERYWHERE else at.complement for member, at in where.items()}
         self._cut_where, self._cut_elsewhere = (inverse, EVERYWHERE) if keep else (where, NOWHERE)
@@ -101,7 +101,7 @@ class _CircuitPlanBuilder:
         """Returns the positions at which a node or an edge carries the source's values."""
         return self._cut_where.get(member, self._cut_elsewhere)
 
-    def make_sender_write(self, node: Node, at: PositionSet) -> ActivationEdit:
+    def make_sender_edit(self, node: Node, at: PositionSet) -> ActivationEdit:
         """Returns the write that replaces a node's output at some positions, one for all edges from it."""
         if (node, at) not in self._senders:
             positions, replacement = None, self._replacement
@@ -124,9 +124,9 @@ class _CircuitPlanBuilder:
 
     def make_cuts_into(self, layer: IncomingEdges) -> list[EdgePatch]:
         """Returns the cuts of edges into a layer: one for all heads from which a sender is cut off alike."""
-        number = self._surface.n_layers - 1 if layer.layer is None else layer.layer
+        number = self._hooked.n_layers - 1 if layer.layer is None else layer.layer
         hook, kind = Site(layer.site, number).hook(), KINDS[layer.site]
-        grouped = self._surface.has_kv_groups(kind)
+        grouped = self._hooked.has_kv_groups(kind)
         cuts: list[EdgePatch] = []
         for node, edges in layer.edges:
             heads_by_where: dict[PositionSet, list[int | None]] = {}
@@ -137,7 +137,7 @@ class _CircuitPlanBuilder:
             for at, heads in heads_by_where.items():
                 named = tuple(head for head in heads if head is not None) or None
                 receiver = Receiver(hook, kind, number, named, grouped)
-                cuts.append(EdgePatch(self._label, self.make_sender_write(node, at), receiver))
+                cuts.append(EdgePatch(self._label, self.make_sender_edit(node, at), receiver))
         return cuts
 
 
@@ -172,12 +172,13 @@ def parse_replacement(source: Any, how: Any, caller: str) -> Replacement:
         raise CircuitsError(f"{caller}: how={how!r} needs source=, tokens [batch pos]")
     if how == "mean":
         return Mean(parse_tokens_or_texts(source, caller, "source"))
-    if not hasattr(source, "keys") or is_encoding(source):
+    if not hasattr(source, "keys") or is_tokenizer_output(source):
         return FromTokens(parse_tokens_or_texts(source, caller, "source"))
-    return replacement_from_cache({name: source[name] for name in source.keys() if is_sender(name)}, caller)  # noqa: SIM118 an ActivationCache iterates otherwise
+    names = [name for name in source.keys() if is_sender_hook(name)]  # noqa: SIM118 an ActivationCache iterates otherwise
+    return replacement_from_cache({name: source[name] for name in names}, caller)
 
 
-def is_sender(hook: Any) -> bool:
+def is_sender_hook(hook: Any) -> bool:
     """Returns whether nodes write at a hook."""
     return (
         isinstance(hook, str)

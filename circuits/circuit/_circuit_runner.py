@@ -12,7 +12,7 @@ import pandas as pd
 from torch import Tensor
 
 from circuits.circuit._circuit import Circuit
-from circuits.circuit._circuit_edit import CircuitEdit, is_sender, replacement_from_cache
+from circuits.circuit._circuit_edit import CircuitEdit, is_sender_hook, replacement_from_cache
 from circuits.circuit._component_graph import EVERYWHERE, Edge, Graph, Member, PositionSet
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import run
@@ -42,7 +42,7 @@ class PatchSetup:
     """
 
     caller: str
-    surface: HookedModel
+    hooked: HookedModel
     base: Prompts
     source: Prompts | None
     metric: Metric
@@ -57,18 +57,18 @@ class PatchSetup:
         Args:
             metric: as in `sweep`; by default the logit difference between the clean run's first and second choice.
         """
-        surface = HookedModel(model)
-        prompts = parse_prompts(surface, base, caller, "base")
-        other = parse_source_prompts(source, prompts, surface, how, caller)
-        measured = Metric.parse(metric, batch, (surface, prompts), caller, default=top_two_logit_diff)
-        return cls(caller, surface, prompts, other, measured, how)
+        hooked = HookedModel(model)
+        prompts = parse_prompts(hooked, base, caller, "base")
+        other = parse_source_prompts(source, prompts, hooked, how, caller)
+        measured = Metric.parse(metric, batch, (hooked, prompts), caller, default=top_two_logit_diff)
+        return cls(caller, hooked, prompts, other, measured, how)
 
     def check_outside_blocks(self: Self) -> Self:
         """Raises `CircuitsError` inside a block, whose edits some of the runs would have and others not.
 
         This holds even where the edits do not change base, because they may change a patched run.
         """
-        if get_edit_state(self.surface.model).plans:
+        if get_edit_state(self.hooked.model).plans:
             raise CircuitsError(
                 f"{self.caller}: a block around this call edits the model, and not all runs would have its edits; call "
                 "it outside"
@@ -88,7 +88,7 @@ class PatchSetup:
         """Returns the means over the source's examples at their own positions, [1 pos ...], `size` in a forward."""
         assert self.source is not None
         wanted = {hook: PassRequest(self.source, hook, Site(hook).kind, MeanOverExamples()) for hook in hooks}
-        passes = CleanPassResults(self.surface, size)
+        passes = CleanPassResults(self.hooked, size)
         passes.run_missing(wanted.values())
         return {hook: passes.results[one] for hook, one in wanted.items()}
 
@@ -117,7 +117,7 @@ class _ChunkAndReplacement(NamedTuple):
 
     def measure_output(self, output: Tensor, name: str) -> PerExample:
         metric, clean = self.examples.metric, output if self.clean is None else self.clean
-        with assert_weights_unchanged(self.examples.surface.model, metric_label(metric.name)):
+        with assert_weights_unchanged(self.examples.hooked.model, metric_label(metric.name)):
             return metric.measure(output, clean, name)
 
 
@@ -145,22 +145,24 @@ class CircuitRunner:
     _known: dict[tuple[Circuit, bool], PerExample] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, examples: PatchSetup, batch_size: int | None, seed: int, draws: int) -> CircuitRunner:
+    def after_clean_and_source(
+        cls, examples: PatchSetup, batch_size: int | None, seed: int, draws: int
+    ) -> CircuitRunner:
         """Runs the model on base and source, with the activations of the source's senders kept."""
-        surface = examples.check_outside_blocks().surface
-        graph = Graph.of_model(surface)
+        hooked = examples.check_outside_blocks().hooked
+        graph = Graph.of_model(hooked)
         # What every sender changes of the stream.
-        kept = len(graph.nodes) * (surface.sizes["d_model"] or 1)
-        size = choose_batch_size(surface, examples.base.shape[1], batch_size, examples.caller, kept=kept)
+        kept = len(graph.nodes) * (hooked.sizes["d_model"] or 1)
+        size = choose_batch_size(hooked, examples.base.shape[1], batch_size, examples.caller, kept=kept)
         measurement = cls(examples, graph, size, seed, draws)
-        run_within_memory(size, measurement._run_clean_and_source)
+        run_within_memory(size, measurement._split_and_run_baselines)
         return measurement
 
     def result_settings(self) -> Row:
         """Returns the settings of a result, once all circuits have been run."""
         how = {"how": self.examples.how, "seed": self.seed, "draws": self.draws, "level": LEVEL}
         how |= {"n": len(self.examples.base), "batch_size": self.size, "forwards": self.forwards}
-        return how | self.examples.surface.unchecked_setting
+        return how | self.examples.hooked.setting_if_unchecked
 
     def tabulate_clean_and_source(self) -> pd.DataFrame:
         """Tabulates the clean and the source run, a row per metric.
@@ -182,13 +184,13 @@ class CircuitRunner:
             rows.append({"metric": metric, "clean": clean, "source": source, **gap, "n": measured.n})
         return pd.DataFrame(rows)
 
-    def _run_clean_and_source(self, size: int) -> None:
+    def _split_and_run_baselines(self, size: int) -> None:
         """Cuts the examples into parts, each with its replacement, and measures the clean and the source run."""
         examples, caller, self.size, self._parts = self.examples, self.examples.caller, size, []
         clean: list[PerExample] = []
         source: list[PerExample] = []
-        model, output = examples.surface.model, None
-        hooks = [hook for hook in examples.surface.hooks if is_sender(hook)]
+        model, output = examples.hooked.model, None
+        hooks = [hook for hook in examples.hooked.hooks if is_sender_hook(hook)]
         means = {}
         if examples.source is not None and examples.how == "mean":
             means = examples.source_means(hooks, size)
@@ -254,11 +256,11 @@ class CircuitRunner:
     def _run_circuit(self, circuit: Circuit, keep: bool) -> PerExample:
         def run_chunks(size: int) -> PerExample:
             if size != self.size:
-                self._run_clean_and_source(size)
+                self._split_and_run_baselines(size)
             found: list[PerExample] = []
             for part in self._parts:
                 edit = CircuitEdit(circuit, part.replacement, keep)
-                output = run(self.examples.surface.model, part.examples.base, edit)
+                output = run(self.examples.hooked.model, part.examples.base, edit)
                 found.append(part.measure_output(self.examples.check_output(output), edit.label))
             self.forwards += len(found)
             return concat_per_example(found)

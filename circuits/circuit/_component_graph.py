@@ -156,7 +156,7 @@ class Edge(NamedTuple):
 Member = Edge | Node
 
 
-class Effect(NamedTuple):
+class EstimateAndExactEffect(NamedTuple):
     """What a screening found out about a member: the estimate of its effect, and the exact one where measured."""
 
     metric: str | None = None
@@ -265,14 +265,14 @@ class Graph:
     positions: bool = True
 
     @classmethod
-    def of_model(cls, surface: HookedModel) -> Graph:
+    def of_model(cls, hooked: HookedModel) -> Graph:
         return cls(
-            surface.n_layers,
-            surface.n_heads,
-            surface.head_count(KINDS["k"]),
-            KINDS["mlp_out"].hook.format(0) in surface.hooks,
-            surface.parallel,
-            "pos_embed" in surface.embeddings,
+            hooked.n_layers,
+            hooked.n_heads,
+            hooked.head_count(KINDS["k"]),
+            KINDS["mlp_out"].hook.format(0) in hooked.hooks,
+            hooked.parallel,
+            "pos_embed" in hooked.embeddings,
         )
 
     @property

@@ -130,7 +130,7 @@ def evaluate(
     given, seed = _parse_circuits(circuits), parse_seed(seed, _CALLER)
     counts = _check_counts(random=random, subsets=subsets, draws=draws, flips=flips)
     setup = PatchSetup.parse(_CALLER, model, base, source, metric, batch, how)
-    runs = CircuitRunner.of(setup, batch_size, seed, draws)
+    runs = CircuitRunner.after_clean_and_source(setup, batch_size, seed, draws)
     for name, one in given.items():
         runs.graph.check_same_sizes(one.graph, f"{_CALLER}: {name}")
         runs.graph.check_members(one.where, one.kind, f"{_CALLER}: {name}")

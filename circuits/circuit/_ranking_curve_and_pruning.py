@@ -15,7 +15,7 @@ from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup
 from circuits.circuit._component_graph import (
     EVERYWHERE,
     NOWHERE,
-    Effect,
+    EstimateAndExactEffect,
     Graph,
     Member,
     PositionSet,
@@ -126,7 +126,7 @@ def curve(
     named = stringify_keys(rankings, _CALLER, "rankings")
     given = {name: _Ranking.parse(ranking, f"{_CALLER}: {name}") for name, ranking in named.items()}
     examples = PatchSetup.parse(_CALLER, model, base, source, metric, batch, how)
-    runs = CircuitRunner.of(examples, batch_size, seed, parse_draws(draws, _CALLER))
+    runs = CircuitRunner.after_clean_and_source(examples, batch_size, seed, parse_draws(draws, _CALLER))
     rows, areas = list[Row](), list[Row]()
     for name, ranking in given.items():
         for points, area in _measure_ranking_curve(runs, ranking.with_graph(runs.graph), asked):
@@ -171,7 +171,7 @@ def smallest(
         raise CircuitsError(f"{caller}: faithfulness={faithfulness!r}; give a share above 0, at most 1")
     given = _Ranking.parse(ranking, caller)
     examples = PatchSetup.parse(caller, model, base, source, metric, batch, how)
-    runs = CircuitRunner.of(examples, batch_size, 0, 1000)
+    runs = CircuitRunner.after_clean_and_source(examples, batch_size, 0, 1000)
     runs.tabulate_clean_and_source()
     members = given.with_graph(runs.graph)
     below, size = 0, len(members.entries)
@@ -214,7 +214,7 @@ def prune(
     """
     members = _Ranking.parse(ranking, "circuit.prune")
     examples = PatchSetup.parse(members.caller, model, base, source, metric, batch, how)
-    runs = CircuitRunner.of(examples, batch_size, 0, 1000)
+    runs = CircuitRunner.after_clean_and_source(examples, batch_size, 0, 1000)
     runs.tabulate_clean_and_source()
     members = members.with_graph(runs.graph)
     left, removed = members.entries[::-1], []
@@ -270,7 +270,7 @@ class _Ranking:
     kind: str
     entries: list[tuple[Member, PositionSet]]
     graph: Graph | None  # of a screening
-    effects: Mapping[Member, Effect]
+    effects: Mapping[Member, EstimateAndExactEffect]
     caller: str
 
     @classmethod

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Intervention, ModelRun, PassRequest, Step, WeightEdit
-from circuits.interventions.clean_and_edited_runs import check_functions_wrote_nothing, replacement_and_mask
+from circuits.interventions.clean_and_edited_runs import assert_functions_keep_weights, replacement_and_mask
 from circuits.model.decode_steps import DecodeStep
 from circuits.model.edit_state import EditState, get_edit_state, mark_running_rows, modules_of
 from circuits.model.hooked_model import INSIDE, HookedModel
@@ -45,14 +45,14 @@ _Z = KINDS["z"].hook
 _FROM_Z = ("z", "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post")
 
 
-def reason_not_to_stack(surface: HookedModel, prompts: Prompts) -> str | None:
+def reason_not_to_stack(hooked: HookedModel, prompts: Prompts) -> str | None:
     """Says why every variant runs by itself with plain hooks: the blocks of the model are not known to run on other
     rows and from a later block on. None where they are.
     """
-    model = surface.model
-    if surface.bridged:
+    model = hooked.model
+    if hooked.bridged:
         return "a bridge cannot start at a block"
-    if surface.spliced:
+    if hooked.spliced:
         return "an autoencoder is spliced in"
     if getattr(model.cfg, "positional_embedding_type", None) == "shortformer":
         return "positions enter every block"
@@ -106,7 +106,7 @@ class Variant:
     changed: bool = False
     unseen: set[str] = field(default_factory=set)
 
-    def decide_stacking(self, surface: HookedModel) -> None:
+    def decide_stacking(self, hooked: HookedModel) -> None:
         """Finds the block from which it runs with others; `alone` says why it cannot, as it acts on more than its own
         rows.
         """
@@ -124,7 +124,7 @@ class Variant:
                 blocks.append(_EMBEDDING)
             elif not hook.startswith("ln_final."):
                 self.alone = f"{hook} is in no block"
-        self.start = min(blocks, default=surface.n_layers - 1)
+        self.start = min(blocks, default=hooked.n_layers - 1)
         late = {KINDS[site].hook.format(self.start) for site in _FROM_Z}
         early = (hook for hook in self.hooks if hook.startswith(f"blocks.{self.start}."))
         self.from_z = self.start != _EMBEDDING and late.issuperset(early)
@@ -148,7 +148,7 @@ class CleanPass(ModelRun):
 
 
 def run_clean_pass(
-    surface: HookedModel,
+    hooked: HookedModel,
     prompts: Prompts,
     rows: slice,
     variants: Sequence[Variant],
@@ -160,10 +160,10 @@ def run_clean_pass(
         references: the results of the clean passes that the variants need, which may come after this one.
     """
     chunk, total = prompts[rows], len(prompts)
-    tokens, given = surface.forward_arguments(chunk)
+    tokens, given = hooked.tokens_and_arguments(chunk)
     step = DecodeStep(real=given["attention_mask"].bool() if chunk.padded else None)
     state = EditState(rows=rows, total=total)
-    clean = CleanPass(references, state, surface.causal, given, tokens, step, prompts=chunk)
+    clean = CleanPass(references, state, hooked.causal, given, tokens, step, prompts=chunk)
 
     def record_block_input(
         layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -175,26 +175,26 @@ def run_clean_pass(
     layers = {0, *(one.start for one in variants)} - {_EMBEDDING} if variants else set()
     at_z = {_Z.format(one.start) for one in variants if one.from_z}
     blocks = (
-        surface.block_modules[layer].register_forward_pre_hook(
+        hooked.block_modules[layer].register_forward_pre_hook(
             partial(record_block_input, layer), with_kwargs=True
         )
         for layer in layers
     )
-    zs = (surface.on_forward(hook, partial(clean.z.__setitem__, hook)) for hook in at_z)
-    with keep_hooks_on(surface.model, chain(blocks, zs)), mark_running_rows(surface.model, rows, total):
-        clean.output = surface.run_forward(chunk)
+    zs = (hooked.on_forward(hook, partial(clean.z.__setitem__, hook)) for hook in at_z)
+    with keep_hooks_on(hooked.model, chain(blocks, zs)), mark_running_rows(hooked.model, rows, total):
+        clean.output = hooked.run_forward(chunk)
     return clean
 
 
 def run_stacked(
-    surface: HookedModel, clean: CleanPass, variants: Sequence[Variant], columns: Tensor | None = None
+    hooked: HookedModel, clean: CleanPass, variants: Sequence[Variant], columns: Tensor | None = None
 ) -> Tensor:
     """Runs variants together, which come in the order in which they start, those that start at a z last.
 
     Returns their outputs, one after the other, [variant * example pos out]; at `columns` only, where these are given.
     Raises `CircuitsError` for the function of an edit that runs the model.
     """
-    model, size, busy = surface.model, len(clean.prompts), False
+    model, size, busy = hooked.model, len(clean.prompts), False
     starts = [variant.start for variant in variants]
     embedded = starts.count(_EMBEDDING)
     # By hook, the numbers of the variants that join at a z.
@@ -228,14 +228,14 @@ def run_stacked(
         )
         for hook, joining in at_z.items()
     )
-    edits = (surface.on_forward(hook, partial(edit_stacked, hook)) for hook in hooks)
+    edits = (hooked.on_forward(hook, partial(edit_stacked, hook)) for hook in hooks)
     writes = (write for variant in variants for write in variant.edits)
-    with check_functions_wrote_nothing(surface, writes), keep_hooks_on(model, chain(attentions, edits)):
+    with assert_functions_keep_weights(hooked, writes), keep_hooks_on(model, chain(attentions, edits)):
         stream: Tensor | None = None
         if embedded:
-            tokens, given = surface.forward_arguments(clean.prompts.repeated(embedded))
+            tokens, given = hooked.tokens_and_arguments(clean.prompts.repeated(embedded))
             stream = model(tokens, stop_at_layer=0, **given)
-        for start, stop in pairwise([*sorted({max(0, start) for start in starts}), surface.n_layers]):
+        for start, stop in pairwise([*sorted({max(0, start) for start in starts}), hooked.n_layers]):
             joined = [clean.streams[start]] * starts.count(start)
             stream = torch.cat(joined if stream is None else [stream, *joined])
             copies = len(stream) // size
@@ -244,7 +244,7 @@ def run_stacked(
         assert stream is not None
         # Edits at the last norm count all positions.
         cut = columns is not None and not any(hook.startswith("ln_final.") for hook in hooks)
-        output: Tensor = model(stream[:, columns] if cut else stream, start_at_layer=surface.n_layers)
+        output: Tensor = model(stream[:, columns] if cut else stream, start_at_layer=hooked.n_layers)
     return output if columns is None or cut else output[:, columns]
 
 

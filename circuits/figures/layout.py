@@ -56,7 +56,7 @@ SEQUENTIAL = "Cividis"
 DIVERGING = [[0.0, COLOURS[0]], [0.5, "#f2f2f2"], [1.0, COLOURS[1]]]
 
 
-def series_style(index: int) -> tuple[str, str]:
+def colour_and_symbol(index: int) -> tuple[str, str]:
     """Returns the colour and the symbol of a series; where colours begin again, symbols are moved on by one."""
     return COLOURS[index % len(COLOURS)], SYMBOLS[(index + index // len(COLOURS)) % len(SYMBOLS)]
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from circuits.figures.layout import COLOURS, LOG, SEQUENTIAL, Panel, series_style
+from circuits.figures.layout import COLOURS, LOG, SEQUENTIAL, Panel, colour_and_symbol
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,7 @@ def curve(
     """Returns a line per series, with a band of its bounds; of one point, with an interval."""
     traces: list[dict[str, Any]] = []
     for index, (name, one) in enumerate(series.items()):
-        colour, symbol, dash = _choose_series_style(one, index)
+        colour, symbol, dash = _colour_symbol_and_dash(one, index)
         # A band of one point has no width.
         each = len(one.x) == 1
         if one.low is not None and one.high is not None and not each:
@@ -105,7 +105,7 @@ def points(
     """
     traces: list[dict[str, Any]] = []
     for index, (name, one) in enumerate(series.items()):
-        colour, symbol, _ = _choose_series_style(one, index)
+        colour, symbol, _ = _colour_symbol_and_dash(one, index)
         style: dict[str, Any] = {"type": "scatter", "mode": "markers"}
         style |= {"marker": {"symbol": symbol, "size": 8, "color": colour}}
         style |= {"offsetgroup": name, "cliponaxis": False} if categories else {}
@@ -122,7 +122,7 @@ def bars(
         _series_trace(
             name,
             one,
-            {"type": "bar", "marker": {"color": _choose_series_style(one, index)[0]}, "offsetgroup": name},
+            {"type": "bar", "marker": {"color": _colour_symbol_and_dash(one, index)[0]}, "offsetgroup": name},
             x,
             True,
         )
@@ -224,10 +224,10 @@ def heatmap(
     return Panel([trace], title, axes["x"], axes["y"] | {"autorange": "reversed"}, height, narrow, bar)
 
 
-def _choose_series_style(one: Series, index: int) -> tuple[str, str, str]:
+def _colour_symbol_and_dash(one: Series, index: int) -> tuple[str, str, str]:
     """Returns the colour, symbol and dash of a series; no two of 28 share all."""
     place = index if one.look is None else one.look
-    return *series_style(place), DASHES[place // len(COLOURS) % len(DASHES)]
+    return *colour_and_symbol(place), DASHES[place // len(COLOURS) % len(DASHES)]
 
 
 def _series_trace(name: str, one: Series, style: dict[str, Any], across: str, error: bool) -> dict[str, Any]:

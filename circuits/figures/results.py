@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import draw_panels, series_style
+from circuits.figures.layout import colour_and_symbol, draw_panels
 from circuits.figures.panels import Series, curve, heatmap, points, rows_to_series
 
 #: How the controls of a probe are drawn.
@@ -97,7 +97,7 @@ def _draw_sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
                     series[name] = rows_to_series(each, "variant", look=index)
             unedited = float(part["baseline"].iloc[0])
             if unedited == unedited:
-                dashed = {"dash": "dash", "color": series_style(index)[0], "width": 1.5}
+                dashed = {"dash": "dash", "color": colour_and_symbol(index)[0], "width": 1.5}
                 lines.append({"y": unedited, "line": dashed})
         label = "variant" if metric == metrics[-1] else ""
         panels.append(points(series, x=label, y=str(metric), lines=lines))

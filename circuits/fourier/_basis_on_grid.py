@@ -16,7 +16,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError, format_value
 from circuits.fourier_waves import cos_sin, wave_products
 from circuits.snapshots_and_positions import dense_if_array, parse_numbers
-from circuits.validate import is_whole, parse_frequencies, parse_tensor, stringify_keys
+from circuits.validate import is_whole, parse_frequencies, parse_token_tensor, stringify_keys
 
 
 def basis(period: int) -> Float[Tensor, "period period"]:
@@ -46,7 +46,7 @@ def transform(x: ArrayLike, axes: int | Sequence[int] = 0) -> Float[Tensor, "*sh
     of the basis in the first coordinate and row j in the second. The sum of squares is unchanged (Parseval), and x is
     `basis(period).T @ coefficients`.
     """
-    values = parse_values(x)
+    values = parse_finite_float64(x)
     for axis in (axes,) if isinstance(axes, int) else axes:
         index = parse_axis(axis, values)
         functions = basis(values.shape[index]).to(values.device)
@@ -54,7 +54,7 @@ def transform(x: ArrayLike, axes: int | Sequence[int] = 0) -> Float[Tensor, "*sh
     return values
 
 
-def parse_values(x: Any) -> Tensor:
+def parse_finite_float64(x: Any) -> Tensor:
     """Returns the numbers as a float64 tensor on their device, with gradients; refuses values that are not finite."""
     values = parse_numbers(x, "fourier")
     if not values.ndim or not values.numel() or values.is_complex() or not bool(values.isfinite().all()):
@@ -110,7 +110,7 @@ class Grid:
                 ids are left out; every combination must occur once.
         """
         label = "Grid.of_inputs: tokens"
-        tokens = parse_tensor(parse_numbers(tokens, label), label)
+        tokens = parse_token_tensor(parse_numbers(tokens, label), label)
         named = stringify_keys(coords, "Grid", "coordinates") if isinstance(coords, Mapping) else {}
         given: Any = values
         # Of more ids than examples some would be missing.

@@ -19,7 +19,14 @@ from circuits.errors import CircuitsError
 from circuits.figures.layout import Figure, draw_panels
 from circuits.figures.panels import heatmap
 from circuits.figures.panels import spectrum as bars_of_spectrum
-from circuits.fourier._basis_on_grid import Grid, frequencies, parse_axis, parse_grid, parse_values, transform
+from circuits.fourier._basis_on_grid import (
+    Grid,
+    frequencies,
+    parse_axis,
+    parse_finite_float64,
+    parse_grid,
+    transform,
+)
 from circuits.tables import short_table
 from circuits.validate import parse_choice
 
@@ -171,7 +178,7 @@ def spectrum(
         grid: what the axis unfolds into: a `Grid`, the names and sizes of its coordinates, or sizes; None: the axis is
             one coordinate. The other axes are features, each with its own spectrum.
     """
-    values = parse_values(x).detach()
+    values = parse_finite_float64(x).detach()
     layout = parse_grid(grid, values.shape[parse_axis(axis, values)])
     power = transform(layout.arrange(values, axis), range(len(layout.sizes))).square() / layout.cells
     for index, size in enumerate(layout.sizes):
@@ -186,7 +193,7 @@ def gini(values: ArrayLike) -> float:
     The formula is that of Hurley and Rickard 2009. Nanda et al. 2023 apply it to the norms of Fourier components:
     `gini(transform(W_E[:p]).norm(dim=1))`.
     """
-    ascending = parse_values(x=values).flatten().abs().sort().values
+    ascending = parse_finite_float64(x=values).flatten().abs().sort().values
     n = len(ascending)
     weights = n - torch.arange(1, n + 1, dtype=torch.float64, device=ascending.device) + 0.5
     total = ascending.sum()
@@ -221,14 +228,14 @@ def _above_mean(bands: Bands, deviations: float | int) -> Tensor:
     return (sizes > sizes.mean() + deviations * sizes.std(correction=0))[1:]
 
 
-def _preferred_by_features(bands: Bands, share: float | int) -> Tensor:
+def _largest_in_some_feature(bands: Bands, share: float | int) -> Tensor:
     best = bands.share.reshape(len(bands.labels), -1).cpu().max(0)
     preferred = torch.zeros(len(bands.labels), dtype=torch.bool)
     preferred[best.indices[(best.values > 0) & (best.values >= share)]] = True
     return preferred
 
 
-class _Rule(NamedTuple):
+class _KeyFrequencyRule(NamedTuple):
     """A rule for key frequencies: its usual number, what marks the key bands, bool [band], and a sentence."""
 
     number: float
@@ -237,21 +244,21 @@ class _Rule(NamedTuple):
 
 
 RULES = {
-    "noise": _Rule(
+    "noise": _KeyFrequencyRule(
         0.05,
         _above_noise,
         "key: more power than the strongest of as many frequencies of white noise at the level of the median one "
         "would have with probability {:g} (χ², Bonferroni)",
     ),
-    "of-largest": _Rule(0.25, _near_largest, "key: a norm above {:g} of the largest"),
-    "above-mean": _Rule(
+    "of-largest": _KeyFrequencyRule(0.25, _near_largest, "key: a norm above {:g} of the largest"),
+    "above-mean": _KeyFrequencyRule(
         1.0,
         _above_mean,
         "key: an amplitude above the mean over frequencies, with 0, by {:g} standard deviations",
     ),
-    "preferred": _Rule(
+    "preferred": _KeyFrequencyRule(
         0.0,
-        _preferred_by_features,
+        _largest_in_some_feature,
         "key: the first frequency of at least one neuron, with at least {:g} of its variance",
     ),
 }

@@ -22,11 +22,11 @@ from circuits.interventions.base import (
 )
 from circuits.interventions.clean_and_edited_runs import CleanPassResults, EditedRuns, make_edit_hook
 from circuits.interventions.edge_hooks import EdgeHooks
-from circuits.interventions.paths import check_edges
+from circuits.interventions.paths import check_no_overlapping_edges
 from circuits.model.activation_recording import hold_eval_mode, record_activations
 from circuits.model.decode_steps import watch_generations
 from circuits.model.edit_state import (
-    entered_once,
+    contextmanager_entered_once,
     get_edit_state,
     hold_model_exclusively,
     parameters_replaced,
@@ -42,7 +42,7 @@ Plan = tuple[Step, ...]
 _MADE = "make one with ablate, patch, transplant, permute or edit"
 
 
-def plan_steps(interventions: Iterable[Any], surface: HookedModel) -> Plan:
+def plan_steps(interventions: Iterable[Any], hooked: HookedModel) -> Plan:
     """Returns all steps of all interventions, in argument order; every error that shows without a run is raised
     here.
     """
@@ -54,15 +54,15 @@ def plan_steps(interventions: Iterable[Any], surface: HookedModel) -> Plan:
             if isinstance(intervention, list | tuple):
                 made = "give each by itself, as in run(model, tokens, *interventions)"
             raise CircuitsError(f"not an intervention: {format_value(intervention)}; {made}")
-        plan += intervention.plan(surface)
+        plan += intervention.plan(hooked)
     if edges := [step for step in plan if isinstance(step, EdgePatch)]:
-        if surface.spliced:
+        if hooked.spliced:
             raise CircuitsError(f"{edges[0].label}: no paths while an autoencoder is spliced in")
-        check_edges(edges, surface)
+        check_no_overlapping_edges(edges, hooked)
     return tuple(plan)
 
 
-@entered_once
+@contextmanager_entered_once
 def intervene(model: nn.Module, *interventions: Intervention) -> Generator[nn.Module, None, None]:
     """Runs the model with some edits inside a block.
 
@@ -81,13 +81,13 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Generator[nn.Mo
     Raises `CircuitsError` on entry if an intervention does not fit the model, and on a normal exit if one
     of them never took effect because its hook did not fire.
     """
-    surface = HookedModel(model)
-    with hold_model_exclusively(surface.model):
+    hooked = HookedModel(model)
+    with hold_model_exclusively(hooked.model):
         # Not before: another thread may have put something in the place of the parameters.
-        plan = plan_steps(interventions, surface)
-        references = CleanPassResults(surface)
+        plan = plan_steps(interventions, hooked)
+        references = CleanPassResults(hooked)
         references.run_missing(needed_clean_passes(plan))
-        with attach_plan(surface, plan, references):
+        with attach_plan(hooked, plan, references):
             yield model
 
 
@@ -100,37 +100,37 @@ def needed_clean_passes(plan: Iterable[Step]) -> Iterator[PassRequest]:
 
 
 @contextmanager
-def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) -> Iterator[None]:
+def attach_plan(hooked: HookedModel, plan: Plan, references: CleanPassResults) -> Iterator[None]:
     """Puts a plan onto the model inside the block. Its clean passes must have been fetched."""
     writes = [step for step in plan if isinstance(step, ActivationEdit)]
     weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
     edges = [step for step in plan if isinstance(step, EdgePatch)]
-    state = get_edit_state(surface.model)
+    state = get_edit_state(hooked.model)
     if edges and any(isinstance(step, EdgePatch) for other in state.plans.values() for step in other):
         raise CircuitsError(f"{edges[0].label}: a block around it has paths; give all to one block")
-    call = EditedRuns(surface, references.results, state, writes, edges)
+    call = EditedRuns(hooked, references.results, state, writes, edges)
     fired: set[int] = set()
     with ExitStack() as stack:
         if plan:
             state.plans[id(plan)] = plan
             stack.callback(state.plans.pop, id(plan))
-            stack.callback(watch_generations(surface.model).remove)
+            stack.callback(watch_generations(hooked.model).remove)
         stack.enter_context(
-            parameters_replaced(surface.model, [(one.parameter, one.value.tensor) for one in weight_edits])
+            parameters_replaced(hooked.model, [(one.parameter, one.value.tensor) for one in weight_edits])
         )
-        stack.callback(surface.on_run(call.start_run, call.end_run).remove)
+        stack.callback(hooked.on_run(call.start_run, call.end_run).remove)
         for index, write in enumerate(writes):
             hook_function = make_edit_hook(write, call, partial(fired.add, index))
-            stack.callback(surface.on_forward(write.hook, hook_function).remove)
+            stack.callback(hooked.on_forward(write.hook, hook_function).remove)
         last: list[Callable[[], Handle]] = [
-            partial(surface.on_forward, hook, partial(_store_read_activation, call, write, name))
+            partial(hooked.on_forward, hook, partial(_store_read_activation, call, write, name))
             for write in writes
             for name, hook in write.replacement.hooks_read(write).items()
         ]
         if edges:
             # Behind every edit, so that they see what the edits leave.
-            last += EdgeHooks(surface, call).hooks()
-        stack.enter_context(keep_hooks_last(surface.model, last))
+            last += EdgeHooks(hooked, call).hook_installers()
+        stack.enter_context(keep_hooks_last(hooked.model, last))
         yield
     # Only reached when the body raised nothing, and with every hook already off.
     missed, end = call.missed - call.reached, call.generation.end
@@ -140,21 +140,21 @@ def attach_plan(surface: HookedModel, plan: Plan, references: CleanPassResults) 
         *((edge.label, edge.sender) for edge in edges if id(edge.sender) in missed),
     ]
     for label, place in places:
-        raise CircuitsError(f"{label}: {_explain_unused_edit(surface, place, call)}")
+        raise CircuitsError(f"{label}: {_explain_unused_edit(hooked, place, call)}")
     for write in writes:
         numbers = write.positions if end and isinstance(write.positions, tuple) else ()
         for late in (number for number in numbers if number >= end):
             raise CircuitsError(f"{write.label}: no position {late}: the model generated up to {end - 1}")
 
 
-def _explain_unused_edit(surface: HookedModel, place: ActivationEdit | Receiver, call: EditedRuns) -> str:
+def _explain_unused_edit(hooked: HookedModel, place: ActivationEdit | Receiver, call: EditedRuns) -> str:
     """Says why an edit never acted: no run, no such position, or a hook that never fired."""
     if call.count == 0:
         return "the model was not run inside the block"
     if id(place) in call.missed:
         end = f" up to position {call.generation.end - 1}," if call.generation.end else ""
         return f"none of its positions came in {call.count} run(s),{end} so nothing was edited"
-    closest = closest_sites(place.hook, [name for name in surface.site_names() if name != place.kind.name])
+    closest = closest_sites(place.hook, [name for name in hooked.site_names() if name != place.kind.name])
     return (
         f"{place.hook} never fired in {call.count} run(s), so nothing was edited; the model has it switched off, or "
         f"the run stopped before it; closest sites: {', '.join(closest)}"
@@ -225,18 +225,18 @@ def run_prompts(
     model: Any, prompts: Prompts, *interventions: Intervention, cache: SitesLike | None = None
 ) -> tuple[Any, Activations]:
     """Returns what `run` does, and whatever the model computes at padding."""
-    surface = HookedModel(model)
+    hooked = HookedModel(model)
     if cache is not None and (not isinstance(cache, str | Site | Iterable) or isinstance(cache, Tensor)):
         raise CircuitsError(f'cache: give sites such as "z" or a list of them, got {cache!r}')
     sites = [] if cache is None else [cache] if isinstance(cache, str | Site) else list(cache)
-    hooks = list(dict.fromkeys(hook for site in sites for _, hook in surface.hooks_at(Site.parse(site))))
+    hooks = list(dict.fromkeys(hook for site in sites for _, hook in hooked.hooks_at(Site.parse(site))))
     with (
         hold_eval_mode(model),
         torch.no_grad(),
         intervene(model, *interventions),
-        record_activations(surface, hooks) as seen,
+        record_activations(hooked, hooks) as seen,
     ):
-        output = surface.run_forward(prompts)
+        output = hooked.run_forward(prompts)
     for hook in (hook for hook in hooks if hook not in seen):
         raise CircuitsError(f"cache: {hook} never fired; this model has it switched off")
     return output, Activations({hook: seen[hook] for hook in hooks}, prompts.mask if prompts.padded else None)

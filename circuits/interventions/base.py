@@ -172,7 +172,7 @@ class Replacement(ABC):
         """Returns the clean passes it needs; their results arrive under the same names in `HookContext.references`."""
         return {}
 
-    def resolve(self, surface: HookedModel, owner: Intervention) -> Replacement:
+    def resolve(self, hooked: HookedModel, owner: Intervention) -> Replacement:
         """Returns the replacement for one model, with texts as its tokens; refuses a model in which it would have
         another meaning. Messages name its owner.
         """
@@ -279,7 +279,7 @@ class Intervention(ABC):
     """A change to a forward pass: a frozen value without a model, compared by content."""
 
     @abstractmethod
-    def plan(self, surface: HookedModel) -> tuple[Step, ...]:
+    def plan(self, hooked: HookedModel) -> tuple[Step, ...]:
         """Returns the steps of the intervention on this model, without changing it; `CircuitsError` where it does not
         fit.
         """

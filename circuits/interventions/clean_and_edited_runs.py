@@ -13,13 +13,13 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun, PassRequest
 from circuits.interventions.replacements import FromFunction
-from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks, record_activations
+from circuits.model.activation_recording import attach_to_hooks, hold_eval_mode, record_activations
 from circuits.model.batch_size import choose_batch_size
 from circuits.model.decode_steps import (
     DecodeStep,
     GenerationState,
-    current_generation,
     find_key_value_cache,
+    generation_id,
     past_length,
 )
 from circuits.model.edit_state import EditState, assert_weights_unchanged, edits_suspended
@@ -48,9 +48,7 @@ def find_nontoken_argument(kwargs: Mapping[str, Any], real: Tensor | None = None
     return None if find_key_value_cache(kwargs) is None else CACHED
 
 
-def call_padding_mask(
-    surface: HookedModel, kwargs: Mapping[str, Any], inputs: Tensor | None
-) -> Tensor | None:
+def call_padding_mask(hooked: HookedModel, kwargs: Mapping[str, Any], inputs: Tensor | None) -> Tensor | None:
     """Returns the mask of padding in a call, of the positions before it too, bool [batch pos], true at tokens; None
     where there is none, or where its arguments say more than that (a mask of queries and keys).
 
@@ -64,9 +62,9 @@ def call_padding_mask(
     before = getattr(cache, "previous_attention_mask", None)
     if mask is None and inputs is not None and not inputs.is_floating_point():
         if is_text_input(kwargs.get("input")):
-            mask = mask_of_tokenizer(surface, inputs, kwargs.get("padding_side"))
+            mask = mask_of_tokenizer(hooked, inputs, kwargs.get("padding_side"))
         else:
-            mask = mask_of_model(surface, inputs) if before is None else mask_of_tokenizer(surface, inputs)
+            mask = mask_of_model(hooked, inputs) if before is None else mask_of_tokenizer(hooked, inputs)
         if before is not None and mask is None:
             mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     if not isinstance(mask, Tensor) or mask.ndim != 2:
@@ -83,7 +81,7 @@ def call_padding_mask(
 class CleanPassResults:
     """The results of clean passes, each distinct reference run once."""
 
-    surface: HookedModel
+    hooked: HookedModel
     batch_size: int | None = None
     results: dict[PassRequest, Tensor] = field(default_factory=dict)
 
@@ -92,7 +90,7 @@ class CleanPassResults:
         missing = [reference for reference in dict.fromkeys(wanted) if reference not in self.results]
         for prompts, before in dict.fromkeys((each.prompts, each.before) for each in missing):
             edit, layer = before or (None, 0)
-            steps = () if edit is None else edit.plan(self.surface)
+            steps = () if edit is None else edit.plan(self.hooked)
             writes = [step for step in steps if step.layer is not None and step.layer < layer]
             self.run_missing(
                 one for write in writes for one in write.replacement.clean_passes(write).values()
@@ -105,25 +103,25 @@ class CleanPassResults:
         self, prompts: Prompts, writes: Sequence[ActivationEdit], wanted: list[PassRequest]
     ) -> None:
         """Runs prompts, clean or under edits, a chunk at a time; keeps the activations or sums that are wanted."""
-        surface = self.surface
-        surface.check_prompts(prompts, "reference or source tokens")
-        step = choose_batch_size(surface, prompts.shape[1], self.batch_size, "reference")
+        hooked = self.hooked
+        hooked.check_prompts(prompts, "reference or source tokens")
+        step = choose_batch_size(hooked, prompts.shape[1], self.batch_size, "reference")
         found: dict[PassRequest, list[Tensor]] = {reference: [] for reference in wanted}
-        with edits_suspended(surface.model), hold_eval_mode(surface.model), torch.no_grad():
+        with edits_suspended(hooked.model), hold_eval_mode(hooked.model), torch.no_grad():
             for start in range(0, len(prompts), step):
                 chunk = prompts[start : start + step]
                 # A state of its own, so that the edits of the blocks around this pass do nothing.
                 state = EditState(rows=slice(start, start + len(chunk)), total=len(prompts))
-                call = EditedRuns(surface, self.results, state)
+                call = EditedRuns(hooked, self.results, state)
                 if prompts.padded:
-                    call.run.decode_step = DecodeStep(real=chunk.real.to(surface.device))
+                    call.run.decode_step = DecodeStep(real=chunk.real.to(hooked.device))
                 edited = [(write.hook, make_edit_hook(write, call)) for write in writes]
                 with (
-                    listen_at_hooks(surface, edited),
-                    record_activations(surface, {one.hook for one in wanted}) as seen,
-                    check_functions_wrote_nothing(surface, writes),
+                    attach_to_hooks(hooked, edited),
+                    record_activations(hooked, {one.hook for one in wanted}) as seen,
+                    assert_functions_keep_weights(hooked, writes),
                 ):
-                    surface.run_forward(chunk)
+                    hooked.run_forward(chunk)
                 for one, kept in found.items():
                     if one.hook not in seen:
                         raise CircuitsError(f"{one.hook} never fired in a clean pass: nothing to take")
@@ -147,7 +145,7 @@ class CleanPassResults:
 class EditedRuns:
     """The runs of the model under some edits, one after the other; clean passes are not among them."""
 
-    surface: HookedModel
+    hooked: HookedModel
     references: Mapping[PassRequest, Tensor]
     state: EditState
     writes: Sequence[ActivationEdit] = ()
@@ -166,7 +164,7 @@ class EditedRuns:
 
     def __post_init__(self) -> None:
         # Between runs, a part of the model may be called alone.
-        self.run = self._of_part = ModelRun(self.references, self.state, self.surface.causal)
+        self.run = self._of_part = ModelRun(self.references, self.state, self.hooked.causal)
 
     @property
     def is_model_running(self) -> bool:
@@ -179,12 +177,12 @@ class EditedRuns:
             return
         # First: `end` follows whatever is raised here.
         self.run = replace(self._of_part, given=kwargs, reads={}, known={})
-        tokens = self.run.tokens = self.surface.tokens_of_call(args, kwargs)
+        tokens = self.run.tokens = self.hooked.tokens_of_call(args, kwargs)
         real, length = (
-            call_padding_mask(self.surface, kwargs, tokens),
+            call_padding_mask(self.hooked, kwargs, tokens),
             None if tokens is None else tokens.shape[1],
         )
-        self.run.decode_step = self.generation.next_step(self.surface.model, kwargs, length, real)
+        self.run.decode_step = self.generation.next_step(self.hooked.model, kwargs, length, real)
         self.count += 1
         generates, odd = self.run.decode_step.open, find_nontoken_argument(kwargs, real)
         for write in [*self.writes, *(edge.sender for edge in self.edges)]:
@@ -203,7 +201,7 @@ class EditedRuns:
             raise CircuitsError(
                 f"{self.edges[0].label}: paths are not supported while the model generates, or with {CACHED}"
             )
-        self.checks.enter_context(check_functions_wrote_nothing(self.surface, self.writes))
+        self.checks.enter_context(assert_functions_keep_weights(self.hooked, self.writes))
 
     def end_run(self) -> None:
         if self.is_model_running and not self.state.suspended:
@@ -211,13 +209,13 @@ class EditedRuns:
             self.checks.close()
 
 
-def check_functions_wrote_nothing(
-    surface: HookedModel, writes: Iterable[ActivationEdit]
+def assert_functions_keep_weights(
+    hooked: HookedModel, writes: Iterable[ActivationEdit]
 ) -> AbstractContextManager[None]:
     """Refuses, at the end of a run, that the functions of its edits have written to the parameters."""
     labels = (write.label for write in writes if isinstance(write.replacement, FromFunction))
     names = " or ".join(dict.fromkeys(labels))
-    return assert_weights_unchanged(surface.model, f"{names}, the function") if names else nullcontext()
+    return assert_weights_unchanged(hooked.model, f"{names}, the function") if names else nullcontext()
 
 
 def make_edit_hook(
@@ -230,13 +228,11 @@ def make_edit_hook(
             return None
         # The model adds position embeddings outside of its forward pass where it generates without a cache.
         outside = (
-            write.layer is None
-            and not call.is_model_running
-            and current_generation(call.surface.model) is not None
+            write.layer is None and not call.is_model_running and generation_id(call.hooked.model) is not None
         )
         if outside and (write.positions is not None or write.replacement.clean_passes(write)):
             raise CircuitsError(
-                f"{write.label}: {call.surface.family}.generate embeds outside of the forward pass, where positions "
+                f"{write.label}: {call.hooked.family}.generate embeds outside of the forward pass, where positions "
                 "are unknown; edit resid_pre.0"
             )
         new, selected = replacement_and_mask(write, call.run, current)

@@ -77,11 +77,11 @@ class EdgeRunState:
 class EdgeHooks:
     """The patched edges of one forward pass, and the hooks that carry them out."""
 
-    def __init__(self, surface: HookedModel, call: EditedRuns) -> None:
+    def __init__(self, hooked: HookedModel, call: EditedRuns) -> None:
         """Numbers the senders; finds which are replaced for each receiving head, and each group's last receiver."""
-        self._surface, self._call = surface, call
-        self._projections = Projections.of_model(surface)
-        self._receivers = receiver_site_order(surface)
+        self._hooked, self._call = hooked, call
+        self._projections = Projections.of_model(hooked)
+        self._receivers = receiver_site_order(hooked)
         self._through_mlps = call.edges[0].through == "mlps"
         self._senders: list[EdgePatch] = []  # by number, an edge from each
         self._at: dict[str, list[int]] = {}  # by hook, the senders there
@@ -99,7 +99,7 @@ class EdgeHooks:
                 if number == len(self._senders):
                     self._senders.append(edge)
                     self._at.setdefault(write.hook, []).append(number)
-            for head in receiving_heads(receiver, surface):
+            for head in receiving_heads(receiver, hooked):
                 groups.setdefault((receiver.hook, head), set()).add(known[id(write)])
                 order = order_of_computation(receiver.kind.name, receiver.layer, self._receivers)
                 places[receiver.hook, head] = order, edge.label
@@ -117,12 +117,12 @@ class EdgeHooks:
             self._last[group] = max(order, self._last.get(group, order))
             self._labels[group] = label
 
-    def hooks(self) -> list[Callable[[], Handle]]:
+    def hook_installers(self) -> list[Callable[[], Handle]]:
         """Returns what puts a hook onto each place where senders' changes arise, pass on or are received."""
         functions: list[tuple[str, Callable[[EdgeRunState, Tensor], Tensor | None]]] = [
             (hook, partial(self._collect_at_embedding, hook)) for hook in ("hook_embed", "hook_pos_embed")
         ]
-        for layer in range(self._surface.n_layers):
+        for layer in range(self._hooked.n_layers):
             functions += [
                 (hook_at("resid_pre", layer), partial(self._prepare_qkv, layer)),
                 *((hook_at(site, layer), partial(self._replace_qkv, site, layer)) for site in BY_HEAD),
@@ -134,14 +134,14 @@ class EdgeHooks:
                 (hook_at("resid_post", layer), partial(self._replace_resid_post, layer)),
             ]
         put_on: list[Callable[[], Handle]] = [
-            partial(self._surface.on_input, hook, partial(self._call_in_run, function))
+            partial(self._hooked.on_input, hook, partial(self._call_in_run, function))
             for hook, function in functions
-            if hook in self._surface.hooks
+            if hook in self._hooked.hooks
         ]
-        for layer in range(self._surface.n_layers):
+        for layer in range(self._hooked.n_layers):
             if (hook_at("mlp_pre", layer), None) in self._groups:
                 function = partial(self._call_in_run, partial(self._replace_mlp_input, layer))
-                put_on.append(partial(self._surface.on_mlp_input, layer, function))
+                put_on.append(partial(self._hooked.on_mlp_input, layer, function))
         return put_on
 
     def _call_in_run(
@@ -157,7 +157,7 @@ class EdgeHooks:
 
     def _collect_at_embedding(self, hook: str, run: EdgeRunState, x: Tensor) -> None:
         output = self._after_hooks(run, hook, x)
-        if hook == "hook_pos_embed" and "pos_embed" not in self._surface.embeddings:
+        if hook == "hook_pos_embed" and "pos_embed" not in self._hooked.embeddings:
             run.positions = output
             return
         run.left = output if run.left is None else run.left + output
@@ -170,20 +170,20 @@ class EdgeHooks:
         """
         order = order_of_computation("q", layer, self._receivers)
         if layer == 0 and run.left is not None:
-            run.left = self._propagate_past(
-                run, partial(self._projections.apply_stream_norm, "embed", None), run.left, order
+            run.left = self._apply_and_propagate(
+                run, partial(self._projections.apply_stream_norm_after, "embed", None), run.left, order
             )
         if run.left is not None and (run.changes or run.carried) and max(self._last.values()) >= order:
             # Whatever changed the stream between blocks would change the differences as well.
             label = self._call.edges[0].label
             differs = f"what comes to block {layer} differs from what was handed on to it"
             check_recomputed(x, run.left, label, differs)
-        beyond_mlp = self._groups_through_mlp(layer) if self._surface.parallel else []
+        beyond_mlp = self._groups_through_mlp(layer) if self._hooked.parallel else []
         arriving = self._differences_so_far(run, beyond_mlp, x)
-        stream = self._propagate_past(
-            run, partial(self._surface.apply_hooks, hook_at("resid_pre", layer)), x, order
+        stream = self._apply_and_propagate(
+            run, partial(self._hooked.apply_hooks, hook_at("resid_pre", layer)), x, order
         )
-        if self._surface.parallel:
+        if self._hooked.parallel:
             self._prepare_mlp_input(run, layer, beyond_mlp, x, arriving, stream)
         heads_by_site = {site: heads for site in BY_HEAD if (heads := self._heads.get(hook_at(site, layer)))}
         groups = list(
@@ -282,17 +282,17 @@ class EdgeHooks:
             self._groups_through_mlp(layer),
         )
         arriving = self._differences_so_far(run, groups, x)
-        stream = self._propagate_past(
-            run, partial(self._surface.apply_hooks, hook_at("resid_mid", layer)), x, order
+        stream = self._apply_and_propagate(
+            run, partial(self._hooked.apply_hooks, hook_at("resid_mid", layer)), x, order
         )
-        stream = self._propagate_past(
-            run, partial(self._projections.apply_stream_norm, "resid_mid", layer), stream, order
+        stream = self._apply_and_propagate(
+            run, partial(self._projections.apply_stream_norm_after, "resid_mid", layer), stream, order
         )
         self._prepare_mlp_input(run, layer, groups, x, arriving, stream)
 
     def _groups_through_mlp(self, layer: int) -> list[Group]:
         """Returns the groups on whose streams the MLP of a layer is recomputed."""
-        if not self._through_mlps or hook_at("mlp_out", layer) not in self._surface.hooks:
+        if not self._through_mlps or hook_at("mlp_out", layer) not in self._hooked.hooks:
             return []
         order = order_of_computation("mlp_pre", layer, self._receivers)
         return [group for group, last in self._last.items() if last > order]
@@ -336,10 +336,10 @@ class EdgeHooks:
             (change,) = self._all_differences(run, [self._groups[hook, None]], x)
             x = new = x + change
             self._call.received.add(hook)
-        stream = self._propagate_past(run, partial(self._surface.apply_hooks, hook), x, order)
+        stream = self._apply_and_propagate(run, partial(self._hooked.apply_hooks, hook), x, order)
         # Copied, as a hook on the block may write to it in place.
-        onward = partial(self._projections.apply_stream_norm, "resid_post", layer)
-        run.left = self._propagate_past(run, onward, stream, order).clone()
+        onward = partial(self._projections.apply_stream_norm_after, "resid_post", layer)
+        run.left = self._apply_and_propagate(run, onward, stream, order).clone()
         return new
 
     # ---- Differences between the streams of groups and the run's
@@ -385,7 +385,7 @@ class EdgeHooks:
                 before = run.carried.get(group, 0) if order is None else 0
                 run.carried[group] = before + onward(x + difference) - after
 
-    def _propagate_past(
+    def _apply_and_propagate(
         self, run: EdgeRunState, onward: Callable[[Tensor], Tensor], x: Tensor, order: int
     ) -> Tensor:
         """Returns the run's stream after hooks or a norm, to which the collected differences are adapted; the stream
@@ -438,7 +438,7 @@ class EdgeHooks:
     def _after_hooks(self, run: EdgeRunState, hook: str, x: Tensor) -> Tensor:
         """Returns the activation after all hooks at a site."""
         with run.hooks_paused():
-            return self._surface.apply_hooks(hook, x)
+            return self._hooked.apply_hooks(hook, x)
 
     def _normed_output(self, run: EdgeRunState, site: str, layer: int, output: Tensor) -> Tensor:
         """Returns what comes to the hooks at attn_out or mlp_out of a sublayer's output; the same object where no norm

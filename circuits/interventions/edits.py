@@ -20,7 +20,7 @@ from circuits.snapshots_and_positions import (
     Positions,
     Snapshot,
     Span,
-    check_not_a_mask,
+    check_no_integer_mask,
     describe_positions,
     parse_positions,
     parse_span,
@@ -43,17 +43,17 @@ class Place:
                 "heads are edited at z, q, k, v, scores and pattern"
             )
 
-    def resolve(self, surface: HookedModel) -> list[tuple[int | None, str, tuple[int, ...] | None]]:
+    def resolve(self, hooked: HookedModel) -> list[tuple[int | None, str, tuple[int, ...] | None]]:
         """Returns (layer, hook, head indices or None for the whole tensor) for each hook."""
         if self.heads is None:
-            places = surface.hooks_at(self.site)
+            places = hooked.hooks_at(self.site)
             for _, hook in places if self.neurons is not None else ():
-                size, unit = surface.unit_count(self.site.kind, hook), self.site.kind.unit
+                size, unit = hooked.unit_count(self.site.kind, hook), self.site.kind.unit
                 wrong = [one for one in self.neurons or () if size is not None and not 0 <= one < size]
                 if wrong:
                     raise CircuitsError(f"no {unit} {wrong[0]}: the model has {unit}s 0-{(size or 0) - 1}")
             return [(layer, hook, None) for layer, hook in places]
-        chosen, only = self.heads.resolve_on_axis(self.site.kind, surface), self.site.layer
+        chosen, only = self.heads.resolve_on_axis(self.site.kind, hooked), self.site.layer
         if only is not None and self.heads.heads is None:
             chosen = tuple(head for head in chosen if head.layer == only)
         layers = tuple(dict.fromkeys(head.layer for head in chosen))
@@ -61,7 +61,7 @@ class Place:
             raise CircuitsError(f"heads {self.heads} are not all in layer {only}, which {self.site} names")
         return [
             (layer, hook, tuple(index_on_head_axis(head) for head in chosen if head.layer == layer))
-            for layer, hook in surface.hooks_at(self.site, layers)
+            for layer, hook in hooked.hooks_at(self.site, layers)
         ]
 
     def describe(self) -> dict[str, Any]:
@@ -86,9 +86,9 @@ class Edit(Intervention):
     replacement: Replacement
     positions: Positions | Span | Snapshot | None = None
 
-    def plan(self, surface: HookedModel) -> tuple[ActivationEdit, ...]:
+    def plan(self, hooked: HookedModel) -> tuple[ActivationEdit, ...]:
         """Returns a write for each hook of the edit's places; refuses those that the model lacks and must have."""
-        replacement = self.replacement.resolve(surface, self)
+        replacement = self.replacement.resolve(hooked, self)
         with prefix_circuits_errors(self.name):
             return tuple(
                 ActivationEdit(
@@ -98,12 +98,12 @@ class Edit(Intervention):
                     layer,
                     replacement,
                     heads,
-                    surface.has_kv_groups(kind),
+                    hooked.has_kv_groups(kind),
                     place.neurons,
                     self.positions,
                 )
                 for place in self.places
-                for layer, hook, heads in place.resolve(surface)
+                for layer, hook, heads in place.resolve(hooked)
             )
 
     def describe(self) -> dict[str, Any]:
@@ -146,17 +146,17 @@ def parse_heads_at(spec: Any, site: str, caller: str) -> tuple[Place, ...]:
 def parse_place(site: Any, heads: Any, caller: str, neurons: Any = None, features: Any = None) -> Place:
     """Reads a site, and heads, neurons or features of it where those are given."""
     unit, units = ("feature", features) if neurons is None else ("neuron", neurons)
-    check_not_a_mask(units, f"{caller}: {unit}s", "of them all")
+    check_no_integer_mask(units, f"{caller}: {unit}s", "of them all")
     chosen = parse_indices(units, caller, f"{unit}s")
     with prefix_circuits_errors(caller):
         parsed = Site.parse(site)
     if units is not None:
-        check_site_has_unit(parsed, unit, caller)
+        check_has_neurons_or_features(parsed, unit, caller)
     with prefix_circuits_errors(caller):
         return Place(parsed, None if heads is None else parse_heads(heads), chosen)
 
 
-def check_site_has_unit(site: Site, by: str, caller: str) -> None:
+def check_has_neurons_or_features(site: Site, by: str, caller: str) -> None:
     """Refuses by="neuron" and by="feature" at a site that has others, or none."""
     if by in UNITS.values() and site.kind.unit != by:
         where = (
@@ -185,7 +185,7 @@ def parse_source_positions(
     return at
 
 
-def parse_keys(keys: Any, caller: str, name: str = "keys") -> Positions | None:
+def parse_positions_without_mask(keys: Any, caller: str, name: str = "keys") -> Positions | None:
     positions = parse_positions(keys, f"{caller}, {name}")
     if isinstance(positions, Snapshot):
         raise CircuitsError(

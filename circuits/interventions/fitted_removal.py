@@ -27,7 +27,7 @@ SINGULAR = 1e-9
 
 
 @dataclass(frozen=True)
-class FunctionSet:
+class FunctionValuesOnExamples:
     """Functions of an example, by their values on the examples [example pos] on which activations are fitted.
 
     Attributes:
@@ -68,7 +68,7 @@ class FunctionSet:
 class FunctionCoefficients(Reduction):
     """The mean of an activation over the examples, and each function's coefficient, [1 + function ...], float64."""
 
-    functions: FunctionSet
+    functions: FunctionValuesOnExamples
 
     def reduce_chunk(self, activation: Tensor, prompts: Prompts, kind: SiteKind) -> Tensor:
         functions = self.functions.values_at(prompts.tokens).to(activation.device)
@@ -87,7 +87,7 @@ class FunctionCoefficients(Reduction):
 class RemoveFitted(Replacement):
     """The activation minus its fitted part; with `keep`, the mean plus that part alone."""
 
-    functions: FunctionSet
+    functions: FunctionValuesOnExamples
     keep: bool
 
     def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
@@ -115,7 +115,7 @@ class RemoveFitted(Replacement):
 
 def fourier_functions(
     grid: Snapshot, coords: Positions, period: int, keys: tuple[int, ...], directions: str, caller: str
-) -> FunctionSet:
+) -> FunctionValuesOnExamples:
     """Returns Fourier functions of the coordinates of a grid, the ids at the positions `coords`; refuses one that does
     not hold every combination of them exactly once, as orthonormality needs.
     """
@@ -134,10 +134,12 @@ def fourier_functions(
     x = x.cpu().long()
     x = x.sum(1, keepdim=True) if directions == "sum" else x
     values = Snapshot(torch.cat([wave_products(x, key, period) for key in keys], 1))
-    return FunctionSet(caller, grid, values, {"value": "frequencies", **described, "grid": grid.describe()})
+    return FunctionValuesOnExamples(
+        caller, grid, values, {"value": "frequencies", **described, "grid": grid.describe()}
+    )
 
 
-def class_functions(examples: Snapshot, classes: Tensor, caller: str) -> FunctionSet:
+def class_functions(examples: Snapshot, classes: Tensor, caller: str) -> FunctionValuesOnExamples:
     """Returns a function for each class of some examples, [example], or of each kind of classes, [example kind].
 
     Raises `CircuitsError` for examples of which two are equal, and for anything but a whole number for each of them.
@@ -154,4 +156,6 @@ def class_functions(examples: Snapshot, classes: Tensor, caller: str) -> Functio
     numbers = (kind.cpu().unique(return_inverse=True)[1] for kind in kinds.T)
     values = torch.cat([torch.nn.functional.one_hot(kind).double() for kind in numbers], 1)
     described = {"classes": Snapshot(kinds.long()).describe(), "examples": examples.describe()}
-    return FunctionSet(caller, examples, Snapshot(values - values.mean(0)), {"value": "classes", **described})
+    return FunctionValuesOnExamples(
+        caller, examples, Snapshot(values - values.mean(0)), {"value": "classes", **described}
+    )

@@ -21,20 +21,20 @@ class Path(Intervention):
     receivers: tuple[Place | None, ...]  # None: the output
     through: str | None
 
-    def plan(self, surface: HookedModel) -> tuple[EdgePatch, ...]:
+    def plan(self, hooked: HookedModel) -> tuple[EdgePatch, ...]:
         """Returns an edge for each sender and receiver; refuses a receiver that is computed before the sender."""
-        senders = self.sender.plan(surface)
+        senders = self.sender.plan(hooked)
         with prefix_circuits_errors(self.label):
-            output = Place(Site("resid_post", surface.n_layers - 1))
+            output = Place(Site("resid_post", hooked.n_layers - 1))
             receivers = [output if place is None else place for place in self.receivers]
-            places = [(place, *hook_heads) for place in receivers for hook_heads in place.resolve(surface)]
+            places = [(place, *hook_heads) for place in receivers for hook_heads in place.resolve(hooked)]
         last = max(order_of_computation(write.kind.name, write.layer, SENDERS) for write in senders)
-        table = receiver_site_order(surface)
+        table = receiver_site_order(hooked)
         for place, layer, _, _ in places:
             name = place.site.kind.name
             # Equal orders are refused too: z is computed from q, k and v, and mlp_post from mlp_pre.
             if order_of_computation(name, layer, table) <= last:
-                parallel = surface.parallel and order_of_computation(name, layer, RECEIVERS) > last
+                parallel = hooked.parallel and order_of_computation(name, layer, RECEIVERS) > last
                 beside = "this model runs attention and MLP of a layer in parallel"
                 raise CircuitsError(
                     f"{self.label}: no path to {name}.{layer}: "
@@ -44,7 +44,7 @@ class Path(Intervention):
             EdgePatch(
                 self.label,
                 write,
-                Receiver(hook, place.site.kind, layer, heads, surface.has_kv_groups(place.site.kind)),
+                Receiver(hook, place.site.kind, layer, heads, hooked.has_kv_groups(place.site.kind)),
                 self.through,
             )
             for place, layer, hook, heads in places
@@ -76,7 +76,7 @@ class Path(Intervention):
         return f"patch.path({sender} -> {receiver})"
 
 
-def check_sender_and_receivers(sender: Site, receivers: Sequence[Site]) -> None:
+def check_writes_and_reads_stream(sender: Site, receivers: Sequence[Site]) -> None:
     """Refuses senders that do not write to the residual stream, and receivers that do not read from it."""
     if sender.kind.name not in SENDERS:
         raise CircuitsError(
@@ -109,19 +109,19 @@ def order_of_computation(name: str, layer: int | None, table: dict[str, int]) ->
     return table[name] + (_PER_LAYER * layer if layer is not None else -_PER_LAYER)
 
 
-def receiver_site_order(surface: HookedModel) -> dict[str, int]:
+def receiver_site_order(hooked: HookedModel) -> dict[str, int]:
     """Returns the sites of receivers with their order within a layer of this model: where attention and MLP run in
     parallel, they read the same stream and neither hears the other.
 
     Raises `CircuitsError` for a model whose paths were not compared with a forward by hand.
     """
-    surface.check_paths_proved()
-    return RECEIVERS | {"mlp_pre": RECEIVERS["q"]} if surface.parallel else RECEIVERS
+    hooked.check_paths_proved()
+    return RECEIVERS | {"mlp_pre": RECEIVERS["q"]} if hooked.parallel else RECEIVERS
 
 
-def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
+def check_no_overlapping_edges(edges: Sequence[EdgePatch], hooked: HookedModel) -> None:
     """Refuses edges that cannot be one edit: an edge that is patched twice, or different `through`."""
-    receivers = receiver_site_order(surface)
+    receivers = receiver_site_order(hooked)
     # Sorted, so that a stream comes before its readers.
     edges = sorted(
         edges, key=lambda edge: order_of_computation(edge.receiver.kind.name, edge.receiver.layer, receivers)
@@ -135,14 +135,14 @@ def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
     known: dict[tuple[object, ...], EdgePatch] = {}
     streams: dict[object, tuple[EdgePatch, int]] = {}
     for edge in edges:
-        if edge.sender.kind.name == "pos_embed" and "pos_embed" not in surface.embeddings:
+        if edge.sender.kind.name == "pos_embed" and "pos_embed" not in hooked.embeddings:
             raise CircuitsError(
                 f"{edge.label}: pos_embed of this model is not added to the residual stream, but to what all queries "
                 'and keys read; edit it with edit("pos_embed", ...)'
             )
         order = order_of_computation(edge.receiver.kind.name, edge.receiver.layer, receivers)
-        for part in _sender_components(edge.sender, surface):
-            places = [(part, edge.receiver.hook, head) for head in receiving_heads(edge.receiver, surface)]
+        for part in _sender_components(edge.sender, hooked):
+            places = [(part, edge.receiver.hook, head) for head in receiving_heads(edge.receiver, hooked)]
             others = [known[place] for place in places if place in known]
             # All later receivers read a stream that receives, so the sender reaches them through it.
             others += [stream for stream, before in [streams.get(part, (edge, order))] if before < order]
@@ -156,18 +156,18 @@ def check_edges(edges: Sequence[EdgePatch], surface: HookedModel) -> None:
 
 
 def _sender_components(
-    sender: ActivationEdit, surface: HookedModel
+    sender: ActivationEdit, hooked: HookedModel
 ) -> list[tuple[str, int | None, int | None]]:
     """Returns the parts of a sender; two senders that share a part overlap there."""
     name, layer = sender.kind.name, sender.layer
     if name in ("z", "attn_out"):
-        heads = range(surface.n_heads) if sender.heads is None else sender.heads
+        heads = range(hooked.n_heads) if sender.heads is None else sender.heads
         return [("z", layer, head) for head in heads]
     return [("mlp_out" if name == "mlp_post" else name, layer, None)]
 
 
-def receiving_heads(receiver: Receiver, surface: HookedModel) -> Iterable[int | None]:
+def receiving_heads(receiver: Receiver, hooked: HookedModel) -> Iterable[int | None]:
     """Returns the heads of a receiver, by their place on the head axis; (None,) where it has none."""
     if receiver.kind.name not in BY_HEAD:
         return (None,)
-    return range(surface.head_count(receiver.kind)) if receiver.heads is None else receiver.heads
+    return range(hooked.head_count(receiver.kind)) if receiver.heads is None else receiver.heads

@@ -78,13 +78,13 @@ class _FromPrompts(Replacement):
         assert isinstance(self.given, Prompts)  # texts have become tokens when the edit was planned
         return self.given
 
-    def resolve(self, surface: HookedModel, owner: Intervention) -> Replacement:
+    def resolve(self, hooked: HookedModel, owner: Intervention) -> Replacement:
         with prefix_circuits_errors(owner.label):
-            found = replace(self, given=tokenise_for_model(self.given, surface, self.role))
-        found.check_prompts(surface, owner.label)
+            found = replace(self, given=tokenise_for_model(self.given, hooked, self.role))
+        found.check_prompts(hooked, owner.label)
         return found
 
-    def check_prompts(self, surface: HookedModel, label: str) -> None:
+    def check_prompts(self, hooked: HookedModel, label: str) -> None:
         """Refuses, before any run, prompts that would be read otherwise than they are meant."""
 
 
@@ -102,7 +102,7 @@ class Mean(_FromPrompts):
     def reduction(self) -> MeanOverExamples:
         return MeanOverExamples(self.over == "batch,pos", self.at)
 
-    def check_prompts(self, surface: HookedModel, label: str) -> None:
+    def check_prompts(self, hooked: HookedModel, label: str) -> None:
         prompts = self.prompts
         if isinstance(self.at, tuple):
             positions_to_mask(self.at, prompts.shape[1], f"{label}, reference_positions", prompts.real)
@@ -110,7 +110,7 @@ class Mean(_FromPrompts):
             raise CircuitsError(f"{label}: the reference has no tokens at reference_positions={self.at}")
         # Means per position need equal lengths only; a mean over positions must see no padding at all.
         used = torch.ones(prompts.shape[:2], dtype=torch.bool) if self.over == "batch,pos" else None
-        check_no_unmasked_padding(surface, prompts, used, f"{label}, reference")
+        check_no_unmasked_padding(hooked, prompts, used, f"{label}, reference")
 
     def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
         return {"mean": PassRequest(self.prompts, write.hook, write.kind, self.reduction)}
@@ -150,7 +150,7 @@ class Mean(_FromPrompts):
 
 
 @dataclass(frozen=True)
-class MeanUnderEdit(Mean):
+class MeanUnderOwnEdit(Mean):
     """The mean per position over the reference batch, in a pass in which the edit that this replacement belongs to is
     made in all earlier layers, and no other.
     """
@@ -174,8 +174,8 @@ class Resample(_FromPrompts):
 
     seed: int = 0
 
-    def check_prompts(self, surface: HookedModel, label: str) -> None:
-        check_no_unmasked_padding(surface, self.prompts, None, f"{label}, source")
+    def check_prompts(self, hooked: HookedModel, label: str) -> None:
+        check_no_unmasked_padding(hooked, self.prompts, None, f"{label}, source")
 
     def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
         return {"source": PassRequest(self.prompts, write.hook, write.kind)}
@@ -207,7 +207,7 @@ class Noise(Replacement):
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {context.write.hook}".encode()))
         drawn = torch.randn(total, *current.shape[1:], generator=generator, dtype=torch.float64)
         added = self.scale * context.rows_of_this_call(drawn, len(current), "noise")
-        return current + cast_to_dtype_of(added, current)
+        return current + match_dtype_and_device(added, current)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "noise", "scale": self.scale, "seed": self.seed}
@@ -264,7 +264,7 @@ class FromTensors(Replacement):
                 f"{context.write.label}: the source has no {context.write.hook}; it has {hooks}"
             )
         mask = None if self.mask is None else self.mask.tensor
-        tensor = cast_to_dtype_of(source.tensor, current)
+        tensor = match_dtype_and_device(source.tensor, current)
         by_column = mask is None and self.at is None
         return align_source(tensor, mask, current, context, self.at, _UNEQUAL_LENGTHS, by_column)
 
@@ -297,7 +297,7 @@ class FromFunction(Replacement):
             raise CircuitsError(
                 f"{context.write.label}: the function must return a tensor {list(current.shape)}, got {got}"
             )
-        return cast_to_dtype_of(new, current)
+        return match_dtype_and_device(new, current)
 
     def describe(self) -> dict[str, Any]:
         return {"value": "function", "function": getattr(self.function, "__qualname__", repr(self.function))}
@@ -364,7 +364,7 @@ def derangement(size: int, seed: int | torch.Generator) -> Tensor:
 # ---- What of other activations stands where an edit writes: of which example, at which position
 
 
-def cast_to_dtype_of(tensor: Tensor, current: Tensor) -> Tensor:
+def match_dtype_and_device(tensor: Tensor, current: Tensor) -> Tensor:
     """Returns a tensor on the run's device, in its dtype."""
     return tensor.to(device=current.device, dtype=current.dtype)
 
@@ -519,7 +519,7 @@ HOW = ("resample", "mean", "zero")
 
 
 def parse_source_prompts(
-    source: Any, base: Prompts, surface: HookedModel, how: Any, caller: str
+    source: Any, base: Prompts, hooked: HookedModel, how: Any, caller: str
 ) -> Prompts | None:
     """Returns the prompts of a source, in the layout of base where each has a partner there; None for zeros.
 
@@ -531,7 +531,7 @@ def parse_source_prompts(
         if source is not None:
             raise CircuitsError(f'{caller}: how="zero" has no source; give source=None')
         return None
-    source = parse_prompts(surface, source, caller, "source")
+    source = parse_prompts(hooked, source, caller, "source")
     if how == "resample":
         check_source_fits_base(base, source, caller)
         return source.like(base)

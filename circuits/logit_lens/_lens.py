@@ -78,24 +78,24 @@ def lens(
     Norms must be LayerNorm, RMS or none, and the unembedding linear, but for a soft cap: a model whose contributions do
     not add up to its output is refused with `CircuitsError`. Eval mode, no gradients.
     """
-    surface = HookedModel(model)
+    hooked = HookedModel(model)
     edits: list[Any] = list(given)
     if edits and metric is None and (callable(edits[0]) or isinstance(edits[0], Mapping)):
         metric = edits.pop(0)
     if any(map(callable, edits)):
         raise CircuitsError("lens: one metric at a time, and interventions; got a second function")
-    prompts = parse_prompts(surface, tokens, "lens")
-    parts = surface.n_layers * (surface.n_heads + 4) * (surface.sizes["d_model"] or 1)
-    size = choose_batch_size(surface, prompts.shape[1], batch_size, "lens", kept=parts)
+    prompts = parse_prompts(hooked, tokens, "lens")
+    parts = hooked.n_layers * (hooked.n_heads + 4) * (hooked.sizes["d_model"] or 1)
+    size = choose_batch_size(hooked, prompts.shape[1], batch_size, "lens", kept=parts)
     if metric is None and batch is not None:
         raise CircuitsError("lens: batch= goes with metric=")
 
     def run_with_size(size: int) -> Any:
-        runs = _forward_in_batches(surface, prompts, bool(edits), size)
+        runs = _forward_in_batches(hooked, prompts, bool(edits), size)
         if metric is None:
-            return _build_lens(surface, prompts, runs, positions)
-        of_metric = Metric.parse(metric, batch, (surface, prompts), "lens", positions)
-        return _attribute_metric(surface, runs, of_metric, size)
+            return _build_lens(hooked, prompts, runs, positions)
+        of_metric = Metric.parse(metric, batch, (hooked, prompts), "lens", positions)
+        return _attribute_metric(hooked, runs, of_metric, size)
 
     # One block spans everything, so that contributions use the weights that interventions put in.
     with intervene(model, *edits):
@@ -121,21 +121,19 @@ class _LensRun:
         return _LensRun(self.rows, whole["output"], streams, whole["last"], parts)
 
 
-def _forward_in_batches(
-    surface: HookedModel, prompts: Prompts, edited: bool, size: int
-) -> Iterator[_LensRun]:
+def _forward_in_batches(hooked: HookedModel, prompts: Prompts, edited: bool, size: int) -> Iterator[_LensRun]:
     """Yields the forwards of all examples."""
-    named, last = readout_sites(surface), Site("resid_post", surface.n_layers - 1)
-    sites = list(dict.fromkeys([*sites_to_cache(surface), *named.values(), last]))
+    named, last = readout_sites(hooked), Site("resid_post", hooked.n_layers - 1)
+    sites = list(dict.fromkeys([*sites_to_cache(hooked), *named.values(), last]))
     for start in range(0, len(prompts), size):
         rows = slice(start, min(start + size, len(prompts)))
-        with mark_running_rows(surface.model, rows, len(prompts)):
-            output, seen = run_prompts(surface.model, prompts[rows], cache=sites)
+        with mark_running_rows(hooked.model, rows, len(prompts)):
+            output, seen = run_prompts(hooked.model, prompts[rows], cache=sites)
         ends = {name: seen[site] for name, site in named.items()}
-        yield _LensRun(rows, output, ends, seen[last], component_contributions(surface, seen, edited))
+        yield _LensRun(rows, output, ends, seen[last], component_contributions(hooked, seen, edited))
 
 
-def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_LensRun], positions: Any) -> Lens:
+def _build_lens(hooked: HookedModel, prompts: Prompts, runs: Iterator[_LensRun], positions: Any) -> Lens:
     """Returns the output, the streams and their parts at the positions that are kept."""
     at, columns = parse_positions(positions, "lens, positions"), None
     if isinstance(at, Snapshot):
@@ -145,13 +143,13 @@ def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_LensRun]
         positions_to_mask(at, prompts.shape[1], "lens, positions", prompts.real)
         columns = positions_to_columns(at, prompts.real)
     kept = [one if columns is None else one.at_columns(columns[one.rows]) for one in runs]
-    read_out = ReadOut.fit(surface, kept[0].last, kept[0].output)
+    read_out = ReadOut.fit(hooked, kept[0].last, kept[0].output)
     for one in kept:
         read_out.check_output(one.last, one.output)
     output, last = torch.cat([one.output for one in kept]), torch.cat([one.last for one in kept])
     ends = _concatenate_runs([one.streams for one in kept])
     parts = _concatenate_runs([one.parts for one in kept])
-    of_streams = ReadOut.fit(surface, [*ends.values()][-1], output, False) if surface.post_norm else read_out
+    of_streams = ReadOut.fit(hooked, [*ends.values()][-1], output, False) if hooked.post_norm else read_out
     if columns is None:
         output = prompts.nan_at_padding(output)
         ends = {name: prompts.nan_at_padding(x) for name, x in ends.items()}
@@ -160,14 +158,14 @@ def _build_lens(surface: HookedModel, prompts: Prompts, runs: Iterator[_LensRun]
 
 
 def _attribute_metric(
-    surface: HookedModel, runs: Iterator[_LensRun], metric: Metric, size: int
+    hooked: HookedModel, runs: Iterator[_LensRun], metric: Metric, size: int
 ) -> DirectAttribution:
     """Returns the share that each component has in the metric of each example."""
     found: list[tuple[dict[str, Tensor], Tensor, Tensor]] = []
     read_out: ReadOut | None = None
     linear = True
     for one in runs:
-        with assert_weights_unchanged(surface.model, metric_label(metric.name)):
+        with assert_weights_unchanged(hooked.model, metric_label(metric.name)):
             name, total, count, gradient = _compute_metric_and_gradient(metric.for_rows(one.rows), one.output)
         # Only where it reads: most metrics read a few positions and logits.
         columns = gradient.ne(0).any(-1).any(0).nonzero().flatten().expand(len(gradient), -1)
@@ -176,7 +174,7 @@ def _attribute_metric(
         shares["nonlinear"] = total
         if columns.shape[1]:
             if read_out is None:
-                read_out = ReadOut.fit(surface, one.last, one.output)
+                read_out = ReadOut.fit(hooked, one.last, one.output)
             read_out.check_output(one.last, one.output)
             shares, rounding = _component_shares(one, read_out, gradient, total)
         linear &= bool((shares["nonlinear"].abs() <= rounding).all())
@@ -185,7 +183,7 @@ def _attribute_metric(
     joined = _concatenate_runs(by_run)
     if linear:
         del joined["nonlinear"]
-    settings = {"batch_size": size, **surface.unchecked_setting}
+    settings = {"batch_size": size, **hooked.setting_if_unchecked}
     return DirectAttribution(joined, torch.cat(totals), torch.cat(counts), name, settings)
 
 
@@ -197,7 +195,7 @@ def _compute_metric_and_gradient(metric: Metric, output: Tensor) -> tuple[str, T
         if len(values) > 1:
             raise CircuitsError(f"lens: one metric at a time; this one gives {', '.join(values)}")
         ((name, value),) = values.items()
-        total, count = metric.parse_value(value, name, len(output), "lens")
+        total, count = metric.parse_sums_and_counts(value, name, len(output), "lens")
         value = value[0] if is_sum_count_pair(value) else value
         if not isinstance(value, Tensor) or not value.requires_grad:
             raise CircuitsError(

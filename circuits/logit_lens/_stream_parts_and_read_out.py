@@ -27,10 +27,10 @@ def rounding_tolerance(dtype: torch.dtype, bridged: bool) -> float:
     return _UNITS * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps if bridged else 0.0)
 
 
-def _norm_weights(surface: HookedModel, path: str) -> tuple[Tensor | None, Tensor | None]:
+def _norm_weights(hooked: HookedModel, path: str) -> tuple[Tensor | None, Tensor | None]:
     """Returns the weight and the bias of a norm, as far as it has them."""
     # The state_dict is used, because some classes hold an untrained bias in a buffer, as bridges do processed weights.
-    known = surface.model.state_dict()
+    known = hooked.model.state_dict()
     weight = known.get(f"{path}.w", known.get(f"{path}.weight"))
     return weight, known.get(f"{path}.b", known.get(f"{path}.bias"))
 
@@ -66,26 +66,26 @@ class Norm:
         return sizes if self.shift is None else sizes + self.shift.abs()
 
     @classmethod
-    def candidates(cls, surface: HookedModel, gain: Tensor | None, shift: Tensor | None) -> list[Norm]:
+    def candidates(cls, hooked: HookedModel, gain: Tensor | None, shift: Tensor | None) -> list[Norm]:
         """Returns what a norm with this weight and bias may be; it multiplies by the weight, or 1 more (Gemma)."""
-        small = float(getattr(surface.model.cfg, "eps", 1e-5))
+        small = float(getattr(hooked.model.cfg, "eps", 1e-5))
         # Copies, as the model may change before contributions are read.
         gains: list[Tensor | float] = [1.0] if gain is None else [gain.detach().clone(), 1 + gain.detach()]
         return [cls(*kind, small, one, shift) for kind, one in product(_KINDS, gains)]
 
     @classmethod
-    def fit(cls, surface: HookedModel, path: str, x: Tensor) -> Norm:
+    def fit(cls, hooked: HookedModel, path: str, x: Tensor) -> Norm:
         """Returns the norm at `path`: the kind that makes of `x` what the module makes itself."""
-        module, (gain, shift) = surface.model.get_submodule(path), _norm_weights(surface, path)
+        module, (gain, shift) = hooked.model.get_submodule(path), _norm_weights(hooked, path)
         with torch.no_grad():
             output: Tensor = module(x)
 
         def error_in_roundings(norm: Norm) -> float:
             predicted = norm.apply_at_scale(x, norm.scale(x)) + (0.0 if shift is None else shift)
-            rounding = rounding_tolerance(x.dtype, surface.bridged) * norm.rounding_sizes(x).clamp(min=1e-30)
+            rounding = rounding_tolerance(x.dtype, hooked.bridged) * norm.rounding_sizes(x).clamp(min=1e-30)
             return float(((predicted - output).abs() / rounding).max())
 
-        best = min(cls.candidates(surface, gain, shift), key=error_in_roundings)
+        best = min(cls.candidates(hooked, gain, shift), key=error_in_roundings)
         if not error_in_roundings(best) <= 1:
             raise CircuitsError(
                 f"lens: {path} is neither LayerNorm nor RMS norm, so the heads before it have no share of what it adds"
@@ -139,21 +139,21 @@ class ReadOut:
             )
 
     @classmethod
-    def fit(cls, surface: HookedModel, stream: Tensor, output: Tensor, normed: bool = True) -> ReadOut:
+    def fit(cls, hooked: HookedModel, stream: Tensor, output: Tensor, normed: bool = True) -> ReadOut:
         """Builds the read-out of the last residual stream, with the kind of norm that reproduces the model's output
         best, or without a norm.
         """
-        norm = surface.stream_norm_path("resid_post", surface.n_layers - 1) or "ln_final" if normed else ""
-        weights = surface.model.state_dict()
+        norm = hooked.norm_path_after("resid_post", hooked.n_layers - 1) or "ln_final" if normed else ""
+        weights = hooked.model.state_dict()
         weight = weights.get("unembed.W_U")
         weight = weights["unembed.weight"].T.clone() if weight is None else weight.clone()
         bias = weights.get("unembed.b_U", weights.get("unembed.bias", weight.new_zeros(weight.shape[1])))
-        gain, shift = _norm_weights(surface, norm)
+        gain, shift = _norm_weights(hooked, norm)
         constant = bias.clone() if shift is None else bias + shift @ weight
-        cap = float(getattr(surface.model.cfg, "output_logits_soft_cap", None) or 0)
+        cap = float(getattr(hooked.model.cfg, "output_logits_soft_cap", None) or 0)
         kinds = [
-            cls(one, weight, constant, cap if cap > 0 else None, surface.bridged)
-            for one in Norm.candidates(surface, gain, None)
+            cls(one, weight, constant, cap if cap > 0 else None, hooked.bridged)
+            for one in Norm.candidates(hooked, gain, None)
         ]
         return min(kinds, key=lambda one: one.error_in_roundings(stream[:1], output[:1]))
 
@@ -164,39 +164,37 @@ _SUMS = tuple(Site(name) for name in ("resid_mid", "resid_post"))
 _LAYER_OUTPUT = "blocks.{}.hook_normalized_resid_post"
 
 
-def sites_to_cache(surface: HookedModel) -> list[Site]:
+def sites_to_cache(hooked: HookedModel) -> list[Site]:
     """Returns the sites that `component_contributions` reads."""
-    last = Site("resid_post", surface.n_layers - 1)
-    sites = (*_PARTS, *(_SUMS if surface.post_norm else (last,)))
-    return [site for site in sites if site.hook(0) in surface.hooks]
+    last = Site("resid_post", hooked.n_layers - 1)
+    sites = (*_PARTS, *(_SUMS if hooked.post_norm else (last,)))
+    return [site for site in sites if site.hook(0) in hooked.hooks]
 
 
-def readout_sites(surface: HookedModel) -> dict[str, Site]:
+def readout_sites(hooked: HookedModel) -> dict[str, Site]:
     """Returns the residual streams that are read out, by name: before the first layer and after each."""
     ends = {
-        f"layer {layer}": Site(_LAYER_OUTPUT.format(layer))
-        if surface.post_norm
-        else Site("resid_post", layer)
-        for layer in range(surface.n_layers)
+        f"layer {layer}": Site(_LAYER_OUTPUT.format(layer)) if hooked.post_norm else Site("resid_post", layer)
+        for layer in range(hooked.n_layers)
     }
     return {"embed": Site("resid_pre", 0)} | ends
 
 
-def component_contributions(surface: HookedModel, seen: Activations, edited: bool) -> dict[str, Tensor]:
+def component_contributions(hooked: HookedModel, seen: Activations, edited: bool) -> dict[str, Tensor]:
     """Returns each component's part of the last residual stream [batch pos d_model], in the order they are added.
 
     Norms on the way are treated as linear maps, with their scales fixed at those of this run.
     """
-    stream = _StreamDecomposition(surface, seen, edited)
+    stream = _StreamDecomposition(hooked, seen, edited)
     stream.normalise("embed", None)
-    for layer in range(surface.n_layers):
+    for layer in range(hooked.n_layers):
         stream.add_attention(layer)
         if Site("mlp_out", layer).hook() in seen:
             stream.normalise("resid_mid", layer)
             stream.parts[f"mlp_out.{layer}"] = seen[Site("mlp_out", layer)]
-        if layer < surface.n_layers - 1:
+        if layer < hooked.n_layers - 1:
             stream.normalise("resid_post", layer)
-    stream.attribute_remainder(seen[Site("resid_post", surface.n_layers - 1)])
+    stream.attribute_remainder(seen[Site("resid_post", hooked.n_layers - 1)])
     if "edits" in stream.parts:
         stream.parts["edits"] = stream.parts.pop("edits")  # moves it to the end
     return stream.parts
@@ -205,16 +203,16 @@ def component_contributions(surface: HookedModel, seen: Activations, edited: boo
 class _StreamDecomposition:
     """The residual stream as the sum of its parts, followed through the layers."""
 
-    def __init__(self, surface: HookedModel, seen: Activations, edited: bool) -> None:
-        self.surface, self.seen, self.edited = surface, seen, edited
+    def __init__(self, hooked: HookedModel, seen: Activations, edited: bool) -> None:
+        self.hooked, self.seen, self.edited = hooked, seen, edited
         if torch.is_autocast_enabled(seen["embed"].device.type):
             raise CircuitsError(
                 "lens: under torch.autocast the parts are rounded and do not sum to the stream; call it outside"
             )
-        self.projections = Projections.of_model(surface)
+        self.projections = Projections.of_model(hooked)
         self.shape = seen["embed"].shape
         self.parts = {
-            name: seen[name].expand(self.shape) for name in surface.embeddings if Site(name).hook() in seen
+            name: seen[name].expand(self.shape) for name in hooked.embeddings if Site(name).hook() in seen
         }
 
     def attribute_remainder(self, stream: Tensor) -> None:
@@ -223,7 +221,7 @@ class _StreamDecomposition:
         remainder = stream - parts.sum(0)
         # What is rounded in a part is as large as its largest entry, in whichever entry.
         sizes = parts.abs().amax(-1, keepdim=True).sum(0)
-        if bool((remainder.abs() <= rounding_tolerance(stream.dtype, self.surface.bridged) * sizes).all()):
+        if bool((remainder.abs() <= rounding_tolerance(stream.dtype, self.hooked.bridged) * sizes).all()):
             return
         if not self.edited:
             raise CircuitsError(
@@ -234,13 +232,13 @@ class _StreamDecomposition:
 
     def normalise(self, site: str, layer: int | None) -> None:
         """Divides every part by the norm of the stream at a site, and lists the norm's bias as a part."""
-        path = self.surface.stream_norm_path(site, layer)
+        path = self.hooked.norm_path_after(site, layer)
         if path is None:
             return
         whole = torch.stack(list(self.parts.values())).sum(0)
         stream = whole if layer is None else self.seen[Site(site, layer)]
         self.attribute_remainder(stream)
-        norm, *_ = Norm.candidates(self.surface, *_norm_weights(self.surface, path))
+        norm, *_ = Norm.candidates(self.hooked, *_norm_weights(self.hooked, path))
         self._pass_through_norm(norm, self.parts, norm.scale(stream), path, layer)
 
     def add_attention(self, layer: int) -> None:
@@ -251,10 +249,10 @@ class _StreamDecomposition:
         added = {str(Head(layer, head)): z[:, :, head] @ out[head] for head in range(z.shape[2])}
         if bias is not None:
             added[f"b_O.{layer}"] = bias.detach().expand(self.shape)
-        path = self.surface.sublayer_norm_path("attn_out", layer)
+        path = self.hooked.sublayer_norm_path("attn_out", layer)
         if path is not None:
             whole = torch.stack(list(added.values())).sum(0)
-            norm = Norm.fit(self.surface, path, whole)
+            norm = Norm.fit(self.hooked, path, whole)
             self._pass_through_norm(norm, added, norm.scale(whole), path, layer)
         self.parts |= added
 

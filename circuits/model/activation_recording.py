@@ -39,17 +39,17 @@ def hold_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def listen_at_hooks(surface: HookedModel, functions: Iterable[tuple[str, Function]]) -> Iterator[None]:
+def attach_to_hooks(hooked: HookedModel, functions: Iterable[tuple[str, Function]]) -> Iterator[None]:
     """Calls each function with the activation at its hook, in the order given, as `HookedModel.on_forward` does."""
     with ExitStack() as stack:
-        stack.callback(surface.on_run().remove)
+        stack.callback(hooked.on_run().remove)
         for hook, function in functions:
-            stack.callback(surface.on_forward(hook, function).remove)
+            stack.callback(hooked.on_forward(hook, function).remove)
         yield
 
 
 @contextmanager
-def record_activations(surface: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+def record_activations(hooked: HookedModel, hooks: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """Yields a dict of the activations at `hooks` in the latest run inside the block; a hook that did not fire is
     missing.
 
@@ -60,20 +60,20 @@ def record_activations(surface: HookedModel, hooks: Iterable[str]) -> Iterator[d
     def store_activation(hook: str, activation: Tensor) -> None:
         seen[hook] = activation.clone()
 
-    with listen_at_hooks(surface, [(hook, partial(store_activation, hook)) for hook in hooks]):
+    with attach_to_hooks(hooked, [(hook, partial(store_activation, hook)) for hook in hooks]):
         yield seen
 
 
-def record_rows(
-    surface: HookedModel, prompts: Prompts, rows: slice | Tensor, hooks: Iterable[str], caller: str
+def run_and_record(
+    hooked: HookedModel, prompts: Prompts, rows: slice | Tensor, hooks: Iterable[str], caller: str
 ) -> dict[str, Tensor]:
     """Runs some of the prompts in eval mode, without gradients, and returns the activations at hooks.
 
     Edits of open blocks are in force; where one has a mask per example, its entries for these rows are used.
     """
-    cut, hooks = mark_running_rows(surface.model, rows, len(prompts)), list(hooks)
-    with hold_eval_mode(surface.model), torch.no_grad(), cut, record_activations(surface, hooks) as seen:
-        surface.run_forward(prompts[rows])
+    cut, hooks = mark_running_rows(hooked.model, rows, len(prompts)), list(hooks)
+    with hold_eval_mode(hooked.model), torch.no_grad(), cut, record_activations(hooked, hooks) as seen:
+        hooked.run_forward(prompts[rows])
     if missing := [hook for hook in hooks if hook not in seen]:
         raise CircuitsError(f"{caller}: {missing[0]} never fired; this model has it switched off")
     return seen

@@ -24,7 +24,7 @@ _OUTPUTS = 6
 
 
 def choose_batch_size(
-    surface: HookedModel,
+    hooked: HookedModel,
     length: int,
     given: Any,
     caller: str,
@@ -47,16 +47,16 @@ def choose_batch_size(
         if not is_whole(given, 1):
             raise CircuitsError(f"{caller}: batch_size={given!r}; give the rows in a forward, at least 1")
         return int(given)
-    cfg: Any = surface.model.cfg
+    cfg: Any = hooked.model.cfg
     sizes = (getattr(cfg, name, 0) for name in ("d_vocab_out", "d_vocab"))
     width = next((int(size) for size in sizes if size and size > 0), 1)
     outputs = _OUTPUTS * width * (length if read is None else read) // length
     # What a layer holds for each token, with the gradients where these are taken.
-    stream, heads = surface.sizes["d_model"] or 1, surface.n_heads * (surface.sizes["d_head"] or 1)
-    mlp = (surface.sizes["d_mlp"] or 4 * stream) * (6 if getattr(cfg, "gated_mlp", False) else 4)
-    layer = 12 * stream + 12 * heads + mlp + 5 * surface.n_heads * length
+    stream, heads = hooked.sizes["d_model"] or 1, hooked.n_heads * (hooked.sizes["d_head"] or 1)
+    mlp = (hooked.sizes["d_mlp"] or 4 * stream) * (6 if getattr(cfg, "gated_mlp", False) else 4)
+    layer = 12 * stream + 12 * heads + mlp + 5 * hooked.n_heads * length
     tokens = min(TOKENS, NUMBERS // max(1, layers * layer + outputs + kept))
-    is_on_processor = surface.device.type == "cpu"
+    is_on_processor = hooked.device.type == "cpu"
     return max(1, (min(tokens, IN_CACHE // layer) if is_on_processor else _ON_DEVICE * tokens) // length)
 
 

@@ -195,7 +195,7 @@ class HuggingFaceBridgeHooks(BridgeHooks):
         return super()._to_hook_shape(hook, x) if self._flattened_mlp_layer(hook) is None else x.flatten(0, 1)
 
     @contextmanager
-    def without_empty_queries(self) -> Iterator[None]:
+    def empty_queries_unmasked(self) -> Iterator[None]:
         """Lets queries that see no key, which are padding, see all of them, where they would make the run NaN.
 
         In float64 the wrapped model masks with the lowest number of that type, and many take the softmax in float32,
@@ -211,7 +211,7 @@ class HuggingFaceBridgeHooks(BridgeHooks):
                 stack.callback(handle.remove)
             yield
 
-    def check_rotary_angles(self, prompts: Prompts, what: str) -> None:
+    def check_equal_lengths_for_rotary(self, prompts: Prompts, what: str) -> None:
         """Refuses prompts of unequal length where a row gets the rotary angles of the longest in the batch."""
         if self._length_dependent_rope and (prompts.padded or "position_ids" in prompts.extra):
             raise CircuitsError(

@@ -53,13 +53,13 @@ def check(model: nn.Module, tokens: Tensor | None = None) -> pd.DataFrame:
     before = decided.pop(model, None)
     unchecked(model)
     try:
-        surface, cfg = HookedModel(model), cast(Any, model.cfg)
+        hooked, cfg = HookedModel(model), cast(Any, model.cfg)
         if tokens is None:
             shape = 2, min(8, getattr(cfg, "n_ctx", 8))
             tokens = torch.randint(cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))
-        tokens = parse_prompts(surface, tokens, "check").tokens
+        tokens = parse_prompts(hooked, tokens, "check").tokens
         with hold_eval_mode(model), torch.no_grad():
-            rows = _compare_sites(surface, tokens.to(surface.device))
+            rows = _compare_sites(hooked, tokens.to(hooked.device))
     finally:
         decided.pop(model)
         if before is not None:
@@ -70,39 +70,39 @@ def check(model: nn.Module, tokens: Tensor | None = None) -> pd.DataFrame:
     return frame
 
 
-def _compare_sites(surface: HookedModel, tokens: Tensor) -> list[tuple[str, int | None, float, str]]:
+def _compare_sites(hooked: HookedModel, tokens: Tensor) -> list[tuple[str, int | None, float, str]]:
     try:
-        clean = _logits_of_output(surface.model(tokens))
+        clean = _logits_of_output(hooked.model(tokens))
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         raise CircuitsError(f"check: the model itself does not run on these tokens: {what}") from error
     tolerance = _TOLERANCE.get(clean.dtype, _HALF)
-    _check_wrapped_output(surface.model, tokens, clean, tolerance)
+    _check_wrapped_output(hooked.model, tokens, clean, tolerance)
     hooks: dict[Place, str] = {
         (name, layer): kind.hook.format(layer)
         for name, kind in KINDS.items()
-        for layer in (range(surface.n_layers) if kind.per_layer else (None,))
-        if kind.hook.format(layer) in surface.hooks
+        for layer in (range(hooked.n_layers) if kind.per_layer else (None,))
+        if kind.hook.format(layer) in hooked.hooks
     }
-    with record_activations(surface, hooks.values()) as seen:
-        surface.model(tokens)
+    with record_activations(hooked, hooks.values()) as seen:
+        hooked.model(tokens)
     axes = {place: len(KINDS[place[0]].axes) for place in hooks}
     ours = {at: seen[hook] for at, hook in hooks.items() if hook in seen and seen[hook].ndim == axes[at]}
     verdicts = dict.fromkeys(hooks, "its hook point never fires, or holds something of another shape")
-    verdicts |= dict.fromkeys(ours, SAME) | _find_broken_sums(surface, ours, tolerance)
+    verdicts |= dict.fromkeys(ours, SAME) | _find_broken_sums(hooked, ours, tolerance)
     rows: list[tuple[str, int | None, float, str]] = []
     for place, verdict in verdicts.items():
         difference = float("nan")
         if verdict == SAME:
             difference, verdict = _measure_write_difference(
-                surface, tokens, place, ours[place], clean, tolerance
+                hooked, tokens, place, ours[place], clean, tolerance
             )
         rows.append((*place, difference, verdict))
     return rows
 
 
 def _measure_write_difference(
-    surface: HookedModel, tokens: Tensor, place: Place, read: Tensor, clean: Tensor, tolerance: float
+    hooked: HookedModel, tokens: Tensor, place: Place, read: Tensor, clean: Tensor, tolerance: float
 ) -> tuple[float, str]:
     """Returns how far the two writes at one place are apart, as a fraction of the effect, and the verdict."""
     seen: list[Tensor] = []
@@ -116,8 +116,8 @@ def _measure_write_difference(
         return x + noise * _zero_masked_scores(x).std()
 
     try:
-        with _plain_torch_hooks(surface, len(tokens), *place, add_noise):
-            expected = _logits_of_output(surface.model(tokens))
+        with _plain_torch_hooks(hooked, len(tokens), *place, add_noise):
+            expected = _logits_of_output(hooked.model(tokens))
     except (AttributeError, LookupError, RuntimeError, TypeError):
         return float("nan"), "the model has no module of a known form that computes it"
     effect = float((expected - clean).abs().max())
@@ -125,27 +125,27 @@ def _measure_write_difference(
         return float("nan"), "a write by plain torch hooks has no effect"
     if not _are_close(_zero_masked_scores(read), _zero_masked_scores(seen[0]), tolerance):
         return float("nan"), "it holds something else than the module computes"
-    with keep_hooks_on(surface.model, [surface.on_forward(Site(*place).hook(), add_noise)]):
-        found = _logits_of_output(surface.model(tokens))
+    with keep_hooks_on(hooked.model, [hooked.on_forward(Site(*place).hook(), add_noise)]):
+        found = _logits_of_output(hooked.model(tokens))
     difference = float((found - expected).abs().max()) / effect
     same = difference <= tolerance
     return difference, SAME if same else "a write has another effect than by plain torch hooks"
 
 
-def _find_broken_sums(surface: HookedModel, seen: dict[Place, Tensor], tolerance: float) -> dict[Place, str]:
+def _find_broken_sums(hooked: HookedModel, seen: dict[Place, Tensor], tolerance: float) -> dict[Place, str]:
     """Returns what is not added to the stream as its name says, with the sum that does not hold."""
     # In a post-norm model the sums are normalised, but for that of attention.
-    bridge = surface.huggingface
-    normalised = surface.post_norm or bool(bridge is not None and bridge.family.places)
+    bridge = hooked.huggingface
+    normalised = hooked.post_norm or bool(bridge is not None and bridge.family.places)
     sums: list[tuple[list[Place], Place, list[Place]]] = []  # parts, total, and which of them are blamed
-    embedded: list[Place] = [(site, None) for site in surface.embeddings]
+    embedded: list[Place] = [(site, None) for site in hooked.embeddings]
     if not normalised:
         sums.append((embedded, ("resid_pre", 0), embedded[:1]))
-    for layer in range(surface.n_layers):
+    for layer in range(hooked.n_layers):
         start, middle, end, attention, mlp = (
             (name, layer) for name in ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
         )
-        if surface.parallel:
+        if hooked.parallel:
             sums.append(([start, attention, mlp], end, [attention, mlp]))
             continue
         sums.append(([start, attention], middle, [attention, middle]))
@@ -206,10 +206,10 @@ def _are_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 
 @contextmanager
 def _plain_torch_hooks(
-    surface: HookedModel, batch: int, site: str, layer: int | None, function: Callable[[Tensor], Tensor]
+    hooked: HookedModel, batch: int, site: str, layer: int | None, function: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
     """Writes to a site inside the block by hooks of torch alone, at the module that computes it."""
-    heads = surface.head_count(KINDS[site]) if surface.bridged and site in ("q", "k", "v", "z") else None
+    heads = hooked.head_count(KINDS[site]) if hooked.bridged and site in ("q", "k", "v", "z") else None
 
     def apply_in_site_shape(x: Tensor) -> Tensor:
         """Applies the function where a module has batch and positions, or the heads, on one axis."""
@@ -221,43 +221,43 @@ def _plain_torch_hooks(
         with _PlainSoftmaxHook(layer or 0, function, before=site == "scores"):
             yield
         return
-    block: Any = surface.model if layer is None else surface.block_modules[layer]
+    block: Any = hooked.model if layer is None else hooked.block_modules[layer]
     streams: list[Tensor] = []
 
     def edit_added(added: Tensor) -> Tensor:
         return apply_in_site_shape(streams[-1] + added) - streams[-1]
 
-    if site != "resid_mid" or (surface.huggingface and site in surface.huggingface.family.places):
-        handles = [_hook_module(*_find_site_module(surface, block, site, layer), apply_in_site_shape)]
+    if site != "resid_mid" or (hooked.huggingface and site in hooked.huggingface.family.places):
+        handles = [_hook_module(*_find_site_module(hooked, block, site, layer), apply_in_site_shape)]
     else:
-        attention = _find_site_module(surface, block, "attn_out", layer)
+        attention = _find_site_module(hooked, block, "attn_out", layer)
         handles = [_hook_module(block, True, streams.append), _hook_module(*attention, edit_added)]
-    with keep_hooks_on(surface.model, handles):
+    with keep_hooks_on(hooked.model, handles):
         yield
 
 
 def _find_site_module(
-    surface: HookedModel, block: Any, site: str, layer: int | None
+    hooked: HookedModel, block: Any, site: str, layer: int | None
 ) -> tuple[nn.Module, bool]:
     """Returns the module that reads or computes a site, and whether the site is its input."""
-    places = {} if surface.huggingface is None else surface.huggingface.family.places
+    places = {} if hooked.huggingface is None else hooked.huggingface.family.places
     part = partial(reduce, getattr)
     if layer is None:
         return getattr(block, site), False
     if site in places:
         *names, point = places[site].split(".")[2:]
         return part(names, block), point == "hook_in"
-    if site == "resid_pre" or (site == "resid_post" and not surface.post_norm):
+    if site == "resid_pre" or (site == "resid_post" and not hooked.post_norm):
         return block, site == "resid_pre"
     if site in ("attn_out", "mlp_out"):
-        norm = surface.sublayer_norm_path(site, layer)
+        norm = hooked.sublayer_norm_path(site, layer)
         if norm is not None:
-            return surface.model.get_submodule(norm), False
+            return hooked.model.get_submodule(norm), False
         # An MLP that is not a module of its own (OPT, BERT) ends with its last matrix.
-        ends = site == "mlp_out" and surface.bridged and hasattr(block.mlp, "out")
+        ends = site == "mlp_out" and hooked.bridged and hasattr(block.mlp, "out")
         return part(["mlp", "out"] if ends else [site.removesuffix("_out")], block), False
-    if not surface.bridged:
-        return surface.hooks[KINDS[site].hook.format(layer)], False
+    if not hooked.bridged:
+        return hooked.hooks[KINDS[site].hook.format(layer)], False
     if site == "mlp_pre":
         return part(["mlp", "gate" if hasattr(block.mlp, "gate") else "in"], block), False
     if site in ("q", "k", "v"):

@@ -189,7 +189,7 @@ class GenerationState:
         self, model: nn.Module, given: Mapping[str, Any], length: int | None, real: Tensor | None = None
     ) -> DecodeStep:
         """Returns the step of a run of `length` positions (None: unknown) with these arguments by name."""
-        generation, cache, start = current_generation(model), find_key_value_cache(given), past_length(given)
+        generation, cache, start = generation_id(model), find_key_value_cache(given), past_length(given)
         own = generation or (None if cache is None else id(cache))
         before = self.open_runs.get(own)
         if generation is None and (before is None or before[1] != start):
@@ -218,7 +218,7 @@ class GenerationState:
 _under_way: WeakKeyDictionary[nn.Module, list[object]] = WeakKeyDictionary()
 
 
-def current_generation(model: nn.Module) -> object:
+def generation_id(model: nn.Module) -> object:
     """Returns an object that stands for the generation under way, the same in all its runs; None where there is
     none.
     """
@@ -247,7 +247,7 @@ def _mark_streamed_steps(model: nn.Module, generation: object, steps: Any) -> It
 
 
 def watch_generations(model: nn.Module) -> Handle:
-    """Lets `current_generation` know of the model's generations until the handle is removed."""
+    """Lets `generation_id` know of the model's generations until the handle is removed."""
 
     def mark_around_call(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         generation = object()

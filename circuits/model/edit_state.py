@@ -30,7 +30,9 @@ class BlockEnteredOnce(_GeneratorContextManager[nn.Module]):
         return super().__enter__()
 
 
-def entered_once(function: Callable[P, Generator[nn.Module, None, None]]) -> Callable[P, BlockEnteredOnce]:
+def contextmanager_entered_once(
+    function: Callable[P, Generator[nn.Module, None, None]],
+) -> Callable[P, BlockEnteredOnce]:
     """Decorates as `contextmanager` does; a second entry of one block is an error that says what to write."""
 
     @wraps(function)

@@ -49,8 +49,8 @@ class KeyValueGroup:
         """Returns the heads of a model (or of a `HookedModel`) that share these keys and values."""
         from circuits.model.hooked_model import HookedModel
 
-        surface = model if isinstance(model, HookedModel) else HookedModel(model)
-        size = surface.n_heads // surface.key_value_heads
+        hooked = model if isinstance(model, HookedModel) else HookedModel(model)
+        size = hooked.n_heads // hooked.key_value_heads
         return tuple(Head(self.layer, self.group * size + one) for one in range(size))
 
 
@@ -64,17 +64,17 @@ def index_on_head_axis(one: AnyHead) -> int:
     return one.head if isinstance(one, Head) else one.group
 
 
-def make_head_at_index(kind: SiteKind, layer: int, index: int, surface: HookedModel) -> AnyHead:
+def make_head_at_index(kind: SiteKind, layer: int, index: int, hooked: HookedModel) -> AnyHead:
     """Returns what stands at a place on the head axis of a site: a head, or a key-value group."""
-    return KeyValueGroup(layer, index) if surface.has_kv_groups(kind) else Head(layer, index)
+    return KeyValueGroup(layer, index) if hooked.has_kv_groups(kind) else Head(layer, index)
 
 
-def format_head_label(one: AnyHead, surface: HookedModel, site: str = "") -> str:
+def format_head_label(one: AnyHead, hooked: HookedModel, site: str = "") -> str:
     """Returns the label for tables, with a site where that is given: "0.1", "0.1.q", "0.k1.k (heads 2,3)"."""
     label = f"{one}.{site}" if site else str(one)
     if isinstance(one, Head):
         return label
-    return f"{label} (heads {','.join(str(head.head) for head in one.serves(surface))})"
+    return f"{label} (heads {','.join(str(head.head) for head in one.serves(hooked))})"
 
 
 @dataclass(frozen=True)
@@ -93,54 +93,54 @@ class HeadSpec:
         if self.heads == ():
             raise CircuitsError(f"heads {self.text}: an empty choice; write {SYNTAX}")
 
-    def resolve(self, surface: HookedModel) -> tuple[AnyHead, ...]:
-        """Returns the heads in `surface`; raises an error that repeats the spec if one of them does not exist there."""
+    def resolve(self, hooked: HookedModel) -> tuple[AnyHead, ...]:
+        """Returns the heads in `hooked`; raises an error that repeats the spec if one of them does not exist there."""
         for one in self.heads or ():
             is_group = isinstance(one, KeyValueGroup)
-            if is_group and surface.key_value_heads == surface.n_heads:
+            if is_group and hooked.key_value_heads == hooked.n_heads:
                 raise CircuitsError(
                     f"heads {self.text}: no key-value group {one}: each head of this model has keys and values of its "
                     f"own; write {Head(one.layer, index_on_head_axis(one))}"
                 )
             what = "key-value group" if is_group else "head"
-            count = surface.key_value_heads if is_group else surface.n_heads
-            if not (0 <= one.layer < surface.n_layers and 0 <= index_on_head_axis(one) < count):
+            count = hooked.key_value_heads if is_group else hooked.n_heads
+            if not (0 <= one.layer < hooked.n_layers and 0 <= index_on_head_axis(one) < count):
                 raise CircuitsError(
                     f"heads {self.text}: no {what} {one}: the model has "
-                    f"layers 0-{surface.n_layers - 1} and {what}s 0-{count - 1}"
+                    f"layers 0-{hooked.n_layers - 1} and {what}s 0-{count - 1}"
                 )
         if self.heads is not None and not self.others:
             return self.heads
-        every = tuple(Head(x, y) for x in range(surface.n_layers) for y in range(surface.n_heads))
+        every = tuple(Head(x, y) for x in range(hooked.n_layers) for y in range(hooked.n_heads))
         if self.heads is None:
             return every
         if rest := tuple(head for head in every if head not in self.heads):
             return rest
         raise CircuitsError(f"heads {self.text}: these are all heads of the model, so there are no others")
 
-    def resolve_on_axis(self, kind: SiteKind, surface: HookedModel) -> tuple[AnyHead, ...]:
+    def resolve_on_axis(self, kind: SiteKind, hooked: HookedModel) -> tuple[AnyHead, ...]:
         """Returns what the spec names on the head axis of a site, which under grouped-query attention is key-value
         groups at k and v, and heads elsewhere; raises an error that names the other where a spec has the wrong one.
         """
-        groups = surface.has_kv_groups(kind)
+        groups = hooked.has_kv_groups(kind)
         if self.heads is None:
             return tuple(
-                make_head_at_index(kind, layer, index, surface)
-                for layer in range(surface.n_layers)
-                for index in range(surface.head_count(kind))
+                make_head_at_index(kind, layer, index, hooked)
+                for layer in range(hooked.n_layers)
+                for index in range(hooked.head_count(kind))
             )
-        resolved = self.resolve(surface)
+        resolved = self.resolve(hooked)
         for one in resolved:
             if isinstance(one, Head) and groups:
-                shared = KeyValueGroup(one.layer, one.head * surface.key_value_heads // surface.n_heads)
+                shared = KeyValueGroup(one.layer, one.head * hooked.key_value_heads // hooked.n_heads)
                 raise CircuitsError(
                     f"site {kind.name}: head {one} shares key-value group {shared} "
-                    f"({_format_served_heads(shared, surface)}) and cannot be named there alone; write {shared}"
+                    f"({_format_served_heads(shared, hooked)}) and cannot be named there alone; write {shared}"
                 )
             if isinstance(one, KeyValueGroup) and not groups:
                 raise CircuitsError(
                     f"site {kind.name}: key-value group {one} is at k and v only; it serves "
-                    f"{_format_served_heads(one, surface)}: name those"
+                    f"{_format_served_heads(one, hooked)}: name those"
                 )
         return resolved
 
@@ -215,8 +215,8 @@ def heads(spec: HeadsLike, model: nn.Module) -> tuple[AnyHead, ...]:
     return parse_heads(spec).resolve(HookedModel(model))
 
 
-def _format_served_heads(group: KeyValueGroup, surface: HookedModel) -> str:
-    served = group.serves(surface)
+def _format_served_heads(group: KeyValueGroup, hooked: HookedModel) -> str:
+    served = group.serves(hooked)
     return f"head{'s' * (len(served) > 1)} {','.join(map(str, served))}"
 
 

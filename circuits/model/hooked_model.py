@@ -54,7 +54,7 @@ class HookedModel:
         check_not_compiled(model)
         hooks = _list_hook_points(model)
         self.model: nn.Module = model
-        self.family = _supported_class_name(model, hooks)
+        self.family = _check_supported_class(model, hooks)
         cfg: Any = model.cfg
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
@@ -91,7 +91,7 @@ class HookedModel:
         self.spliced = {
             name: point
             for splice in get_edit_state(model).splices.values()
-            for name, point in splice.hooks.items()
+            for name, point in splice.hook_points.items()
         }
         hooks.update(self.spliced)
         # transformer-lens 3 calls a BERT causal.
@@ -129,13 +129,13 @@ class HookedModel:
         """Returns (layer, full hook name) for each place that `site` names, limited to `layers` where given."""
         if site.layer is not None and site.layer >= self.n_layers:
             raise CircuitsError(f"no site {site}: the model has layers 0-{self.n_layers - 1}")
-        if site.name not in KINDS and site.kind.whole_site == site.name and site.hook(0) not in self.hooks:
+        if site.name not in KINDS and site.kind.base_site == site.name and site.hook(0) not in self.hooks:
             short = site.name.rpartition(".")[2].removeprefix("hook_")
             meant = f"; did you mean {short}, or {short}.0 for layer 0?" if short in self.site_names() else ""
             raise CircuitsError(
                 f"no site {site} in this model{meant or '; it has ' + ', '.join(self.site_names())}"
             )
-        if self.bridged and site.kind.whole_site not in KINDS:
+        if self.bridged and site.kind.base_site not in KINDS:
             raise CircuitsError(f"site {site} is not supported on a {BRIDGE}: a write may reach nothing")
         wanted: Iterable[int | None] = range(self.n_layers) if layers is None else layers
         if site.layer is not None or not site.kind.per_layer:
@@ -143,7 +143,7 @@ class HookedModel:
         present = [(layer, site.hook(layer)) for layer in wanted if site.hook(layer) in self.hooks]
         if not present:
             there = f"in this model; it has {', '.join(self.site_names())}"
-            if site.kind.whole_site != site.name:
+            if site.kind.base_site != site.name:
                 there = ": no autoencoder is spliced in there; circuits.splice does that"
             raise CircuitsError(f"no site {site} {there}".replace(" :", ":"))
         return present
@@ -154,22 +154,24 @@ class HookedModel:
 
     def has_kv_groups(self, kind: SiteKind) -> bool:
         """Tells whether the head axis of a site holds key-value groups, that several heads share."""
-        grouped = kind.head_axis is not None and kind.whole_site in GROUPED
+        grouped = kind.head_axis is not None and kind.base_site in GROUPED
         return grouped and self.key_value_heads != self.n_heads
 
     def head_count(self, kind: SiteKind) -> int:
         """Returns the size of the head axis of `kind`; k and v have fewer where key-value heads are grouped."""
-        return self.key_value_heads if kind.whole_site in GROUPED else self.n_heads
+        return self.key_value_heads if kind.base_site in GROUPED else self.n_heads
 
     def unit_count(self, kind: SiteKind, hook: str) -> int | None:
         """Returns the number of neurons or features at a hook; None where there are none, or the config gives none."""
         if kind.unit != "feature":
             return self.sizes["d_mlp"] if kind.unit else None
         return next(
-            splice.width for splice in get_edit_state(self.model).splices.values() if hook in splice.hooks
+            splice.width
+            for splice in get_edit_state(self.model).splices.values()
+            if hook in splice.hook_points
         )
 
-    def stream_norm_path(self, site: str, layer: int | None) -> str | None:
+    def norm_path_after(self, site: str, layer: int | None) -> str | None:
         """Returns the path of the norm that the residual stream itself passes after embed (the sum of the embeddings),
         resid_mid or resid_post; None where there is none.
         """
@@ -192,7 +194,7 @@ class HookedModel:
         """Returns the module whose attributes ln1, ln2 and mlp are the parts of a block, with their hook points."""
         return self.block_modules[layer] if self._bridge is None else self._bridge.block_module(layer)
 
-    def is_weight_in_out(self, path: str) -> bool:
+    def is_weight_input_first(self, path: str) -> bool:
         """Tells whether the weight of a linear map of a bridge is [in out], as in GPT-2, and not [out in]."""
         module: Any = self.model
         for name in path.split("."):
@@ -252,36 +254,36 @@ class HookedModel:
                 lacks = f"takes no {name}" if unknown else f"has no table of segments for {name}"
                 raise CircuitsError(f"{what}: {type(wrapped).__name__} {lacks}; leave it out")
         if self.huggingface is not None:
-            self.huggingface.check_rotary_angles(prompts, what)
+            self.huggingface.check_equal_lengths_for_rotary(prompts, what)
         if prompts.padded and not self.bridged and not self.causal:
             raise CircuitsError(
                 f"{what} have padding, which a {self.family} masks in causal attention only; give prompts of one length"
             )
 
-    def forward_arguments(self, prompts: Prompts) -> tuple[Tensor, dict[str, Tensor]]:
+    def tokens_and_arguments(self, prompts: Prompts) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns tokens, and the arguments that make each row what the prompt alone gives."""
         tokens = prompts.tokens.to(self.device, copy=True)
         arguments: dict[str, Tensor] = {name: x.to(self.device) for name, x in prompts.extra.items()}
         if prompts.mask is not None:
             mask = arguments["attention_mask"] = prompts.mask.to(self.device).long()
-            if self._bridge is not None and self._takes_positions():
+            if self._bridge is not None and self._needs_position_ids():
                 arguments.setdefault("position_ids", (mask.cumsum(1) - 1).clamp(min=0))
         return tokens, arguments
 
     def run_forward(self, prompts: Prompts) -> Any:
         """Returns the model's output on inputs, each row as the prompt alone gives it."""
-        tokens, arguments = self.forward_arguments(prompts)
+        tokens, arguments = self.tokens_and_arguments(prompts)
         bridge = self.huggingface
         if bridge is not None:
             bridge.reset_rotary_cache()
         self._forward = object()
         try:
-            with nullcontext() if bridge is None or prompts.mask is None else bridge.without_empty_queries():
+            with nullcontext() if bridge is None or prompts.mask is None else bridge.empty_queries_unmasked():
                 return self.model(tokens, **arguments)
         finally:
             self._forward = None
 
-    def _takes_positions(self) -> bool:
+    def _needs_position_ids(self) -> bool:
         """Tells whether a wrapped model takes positions, and does not derive them from the mask itself."""
         derives = getattr(self.model, "_accepts_derived_position_ids", None)
         wrapped: Any = self.model.__dict__["original_model"]
@@ -354,7 +356,7 @@ class HookedModel:
         return revocable
 
     @property
-    def unchecked_setting(self) -> dict[str, str]:
+    def setting_if_unchecked(self) -> dict[str, str]:
         """What the settings of a result say of the model: "unchecked", with what was not tested; else nothing."""
         if not is_unchecked(self.model):
             return {}
@@ -431,7 +433,7 @@ class HookedModel:
         return given.unsqueeze(0) if given.ndim == 1 else given
 
 
-def _supported_class_name(model: nn.Module, hooks: Mapping[str, nn.Module]) -> str:
+def _check_supported_class(model: nn.Module, hooks: Mapping[str, nn.Module]) -> str:
     """Returns the name of the supported class that a model is of; refuses other models, and says what would do."""
     name, cfg = type(model).__name__, getattr(model, "cfg", None)
     missing = [size for size in ("n_layers", "n_heads", "d_head", "d_model") if not hasattr(cfg, size)]

@@ -29,12 +29,12 @@ class Projections:
     difference in the stream changes what heads and MLPs read and write.
     """
 
-    surface: HookedModel
+    hooked: HookedModel
     tensors: Mapping[str, Tensor]  # its parameters and buffers
 
     @classmethod
-    def of_model(cls, surface: HookedModel) -> Projections:
-        tensors = surface.model.state_dict(keep_vars=True)
+    def of_model(cls, hooked: HookedModel) -> Projections:
+        tensors = hooked.model.state_dict(keep_vars=True)
         for name, value in tensors.items():
             if name.endswith(_MATRICES) and (
                 value.dtype not in _COMPUTED or value.ndim != 2 or 1 in value.shape
@@ -44,34 +44,34 @@ class Projections:
                     f"{name} is packed ({dtype} {list(value.shape)}), as in a quantised model, where paths and direct "
                     "contributions are not supported; load it unquantised, or patch activations"
                 )
-        return cls(surface, tensors)
+        return cls(hooked, tensors)
 
     def attn_input(self, layer: int, streams: Tensor) -> Tensor:
         """Returns what a layer's attention reads of residual streams [row pos d_model]: the streams after its norm."""
-        if self.surface.post_norm or self.surface.norms_after_only:
+        if self.hooked.post_norm or self.hooked.norms_after_only:
             return streams.clone()  # a caller may keep both
-        normed: Tensor = self.surface.block_module(layer).ln1(streams)
+        normed: Tensor = self.hooked.block_module(layer).ln1(streams)
         return normed
 
-    def apply_stream_norm(self, site: str, layer: int | None, stream: Tensor) -> Tensor:
+    def apply_stream_norm_after(self, site: str, layer: int | None, stream: Tensor) -> Tensor:
         """Returns the residual stream past a site: normalised in a post-norm model, else the same object."""
-        return self._apply_norm(self.surface.stream_norm_path(site, layer), stream)
+        return self._apply_norm(self.hooked.norm_path_after(site, layer), stream)
 
     def apply_sublayer_norm(self, site: str, layer: int, output: Tensor) -> Tensor:
         """Returns what is added to the stream, before the hooks at attn_out or mlp_out: the output of the sublayer's
         weights, normalised where a norm follows them, else the same object.
         """
-        return self._apply_norm(self.surface.sublayer_norm_path(site, layer), output)
+        return self._apply_norm(self.hooked.sublayer_norm_path(site, layer), output)
 
     def _apply_norm(self, path: str | None, x: Tensor) -> Tensor:
-        normed: Tensor = x if path is None else self.surface.model.get_submodule(path)(x)
+        normed: Tensor = x if path is None else self.hooked.model.get_submodule(path)(x)
         return normed
 
     def qkv_weights(self, site: str, layer: int) -> tuple[Tensor, Tensor]:
         """Returns the weights of q, k or v [head d_model d_head] and the biases [head d_head]; under grouped-query
         attention those of k and v by key-value group.
         """
-        path, heads = f"blocks.{layer}.attn", self.surface.head_count(KINDS[site])
+        path, heads = f"blocks.{layer}.attn", self.hooked.head_count(KINDS[site])
         if f"{path}.{site}.weight" in self.tensors:
             weight, bias = self.tensors[f"{path}.{site}.weight"], self.tensors.get(f"{path}.{site}.bias")
             bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
@@ -93,7 +93,7 @@ class Projections:
         name, capital = ("o", "O") if site == "z" else ("out", "out")
         if f"{path}.{name}.weight" in self.tensors:
             weight = self.tensors[f"{path}.{name}.weight"]
-            weight = weight if self.surface.is_weight_in_out(f"{path}.{name}") else weight.mT
+            weight = weight if self.hooked.is_weight_input_first(f"{path}.{name}") else weight.mT
             return weight, self.tensors.get(f"{path}.{name}.bias")
         weight = self._weight_by_name(f"{path}.W_{capital}")
         return weight.flatten(0, -2), self.tensors.get(f"{path}.b_{capital}")
@@ -105,15 +105,15 @@ class Projections:
             arriving: the stream before the hooks at resid_mid; in a parallel block, at resid_pre.
             stream: the stream after them.
         """
-        block = self.surface.block_module(layer)
-        if self.surface.bridged:
+        block = self.hooked.block_module(layer)
+        if self.hooked.bridged:
             # The hook point of resid_mid is the norm's own; that of a parallel block's stream is not.
-            output: Tensor = block.mlp(block.ln2(stream if self.surface.parallel else arriving))
+            output: Tensor = block.mlp(block.ln2(stream if self.hooked.parallel else arriving))
             normed: Tensor = block.ln2_post(output) if hasattr(block, "ln2_post") else output
             return normed
-        if getattr(self.surface.model.cfg, "use_hook_mlp_in", False):
+        if getattr(self.hooked.model.cfg, "use_hook_mlp_in", False):
             stream = block.hook_mlp_in(stream)
-        reads_stream = self.surface.post_norm or self.surface.norms_after_only
+        reads_stream = self.hooked.post_norm or self.hooked.norms_after_only
         return block.apply_mlp(stream if reads_stream else block.ln2(stream))
 
     def _weight_by_name(self, *names: str) -> Tensor:

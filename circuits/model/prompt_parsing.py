@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Given, Prompts, Texts, Words
+from circuits.model.prompts import Given, Prompts, UntokenisedTexts, Words
 from circuits.model.types import TokensLike
 from circuits.snapshots_and_positions import dense_if_array
-from circuits.validate import parse_choice, parse_tensor
+from circuits.validate import parse_choice, parse_token_tensor
 
 
 def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Prompts:
@@ -33,54 +33,56 @@ def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Pro
             calls padding, at `side`, is padding (a first token that has the same id is not).
         side: "left" or "right", where padding goes; by default the `padding_side` of the model's tokenizer, else right.
     """
-    surface = HookedModel(model)
+    hooked = HookedModel(model)
     if side is not None:
         parse_choice(side, ("left", "right"), "prompts", "side")
     parsed = parse_tokens_or_texts(given, "prompts", "given", side)
-    found = tokenise_for_model(parsed, surface, "prompts", side)
-    mask = mask_of_tokenizer(surface, found.tokens, side) if found.mask is None else found.mask
-    words = found.words or _token_strings(surface, found.tokens, mask)
+    found = tokenise_for_model(parsed, hooked, "prompts", side)
+    mask = mask_of_tokenizer(hooked, found.tokens, side) if found.mask is None else found.mask
+    words = found.words or _token_strings(hooked, found.tokens, mask)
     made = Prompts(found.tokens, mask, words, found.texts, found.extra)
-    surface.check_prompts(made, "prompts: tokens")
+    hooked.check_prompts(made, "prompts: tokens")
     return made
 
 
-def parse_prompts(surface: HookedModel, given: Any, caller: str, name: str = "tokens") -> Prompts:
+def parse_prompts(hooked: HookedModel, given: Any, caller: str, name: str = "tokens") -> Prompts:
     """Reads the inputs of a run: whatever `prompts` takes, and tensors as they are, without looking for padding;
     refuses what the model does not take.
     """
-    found = tokenise_for_model(parse_tokens_or_texts(given, caller, name), surface, caller)
-    surface.check_prompts(found, f"{caller}: {name}" + " tokens" * (name != "tokens"))
+    found = tokenise_for_model(parse_tokens_or_texts(given, caller, name), hooked, caller)
+    hooked.check_prompts(found, f"{caller}: {name}" + " tokens" * (name != "tokens"))
     return found
 
 
 def parse_tokens_or_texts(given: Any, caller: str, name: str, side: str | None = None) -> Given:
     """Reads inputs without a model: texts are kept, and lists of unequal length padded."""
     what = f"{caller}: {name}"
-    if isinstance(given, Prompts | Texts):
+    if isinstance(given, Prompts | UntokenisedTexts):
         return given
     if isinstance(given, str):
-        return Texts((given,))
-    if is_encoding(given):
-        return _parse_encoding(given, what, side or "right")
+        return UntokenisedTexts((given,))
+    if is_tokenizer_output(given):
+        return _parse_tokenizer_output(given, what, side or "right")
     given = dense_if_array(given, what)
     if not isinstance(given, list | tuple):
-        return Prompts(parse_tensor(given, what))
+        return Prompts(parse_token_tensor(given, what))
     if given and all(isinstance(text, str) for text in given):
-        return Texts(tuple(given))
+        return UntokenisedTexts(tuple(given))
     return _pad_rows(given, what, 0, side or "right")
 
 
-def is_encoding(given: Any) -> bool:
+def is_tokenizer_output(given: Any) -> bool:
     """Tells whether this is what a tokenizer returns."""
     return hasattr(given, "keys") and "input_ids" in list(given.keys())
 
 
-def _parse_encoding(given: Mapping[str, Any], what: str, side: str) -> Prompts:
+def _parse_tokenizer_output(given: Mapping[str, Any], what: str, side: str) -> Prompts:
     """Reads what a tokenizer returns, with further keys as they are; whether the model takes them, it tells later."""
     ids = dense_if_array(given["input_ids"], what)
     found = (
-        _pad_rows(ids, what, 0, side) if isinstance(ids, list | tuple) else Prompts(parse_tensor(ids, what))
+        _pad_rows(ids, what, 0, side)
+        if isinstance(ids, list | tuple)
+        else Prompts(parse_token_tensor(ids, what))
     )
     extra: dict[str, Tensor] = {}
     for name in given.keys():  # noqa: SIM118 (a BatchEncoding iterates over rows)
@@ -97,12 +99,12 @@ def _parse_encoding(given: Mapping[str, Any], what: str, side: str) -> Prompts:
     return Prompts(found.tokens, extra.pop("attention_mask", found.mask), extra=extra)
 
 
-def tokenise_for_model(given: Given, surface: HookedModel, caller: str, side: str | None = None) -> Prompts:
+def tokenise_for_model(given: Given, hooked: HookedModel, caller: str, side: str | None = None) -> Prompts:
     """Returns inputs as a model takes them: texts as its tokens, and the mask where the model masks by itself."""
     if isinstance(given, Prompts):
-        mask = mask_of_model(surface, given.tokens) if given.mask is None else None
+        mask = mask_of_model(hooked, given.tokens) if given.mask is None else None
         return given if mask is None else given.with_mask(mask)
-    model: Any = surface.model
+    model: Any = hooked.model
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise CircuitsError(f"{caller}: the model has no tokenizer, which texts need; give token ids")
@@ -110,16 +112,16 @@ def tokenise_for_model(given: Given, surface: HookedModel, caller: str, side: st
     pad = getattr(tokenizer, "pad_token_id", None)
     side = side or getattr(tokenizer, "padding_side", None) or "right"
     found = _pad_rows(rows, f"{caller}: texts", 0 if pad is None else int(pad), side)
-    return Prompts(found.tokens, found.mask, _token_strings(surface, found.tokens, found.mask), given.texts)
+    return Prompts(found.tokens, found.mask, _token_strings(hooked, found.tokens, found.mask), given.texts)
 
 
 def continuation_ids(
-    surface: HookedModel, prompts: Prompts, row: int, length: int, text: str
+    hooked: HookedModel, prompts: Prompts, row: int, length: int, text: str
 ) -> list[int] | None:
     """Returns the ids of a text that follows the first `length` of a prompt's own tokens (0: it stands alone): of both
     together, what comes after these; None where both together do not begin with them.
     """
-    model: Any = surface.model
+    model: Any = hooked.model
     own = prompts.tokens[row][prompts.real[row].to(prompts.tokens.device)].tolist()
     before = _without_bos(model.tokenizer, own[:length])
     if prompts.texts is not None and length == len(own):
@@ -173,8 +175,8 @@ def _parse_token_row(given: Any, index: int, what: str) -> Tensor:
     return row.detach().cpu().long()
 
 
-def _token_strings(surface: HookedModel, tokens: Tensor, mask: Tensor | None) -> Words | None:
-    decode = getattr(getattr(surface.model, "tokenizer", None), "decode", None)
+def _token_strings(hooked: HookedModel, tokens: Tensor, mask: Tensor | None) -> Words | None:
+    decode = getattr(getattr(hooked.model, "tokenizer", None), "decode", None)
     if decode is None:
         return None
     kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.to(tokens.device).bool()
@@ -183,11 +185,11 @@ def _token_strings(surface: HookedModel, tokens: Tensor, mask: Tensor | None) ->
     return tuple(tuple(texts[one] for one in row) for row in rows)
 
 
-def _padding_at_side(surface: HookedModel, tokens: Tensor, side: str, spare: str | None) -> Tensor | None:
+def _padding_at_side(hooked: HookedModel, tokens: Tensor, side: str, spare: str | None) -> Tensor | None:
     """Returns bool [batch pos], true at padding ids at one side of each row, but for the one next to the text where
     that is the id of the `spare` token, "bos" or "eos"; None where no tokenizer names any.
     """
-    tokenizer: Any = getattr(surface.model, "tokenizer", None)
+    tokenizer: Any = getattr(hooked.model, "tokenizer", None)
     pad = getattr(tokenizer, "pad_token_id", None)
     if pad is None:
         return None
@@ -198,47 +200,47 @@ def _padding_at_side(surface: HookedModel, tokens: Tensor, side: str, spare: str
     return at if side == "left" else at.flip(1)
 
 
-def find_padding(surface: HookedModel, tokens: Tensor) -> Tensor | None:
+def find_padding(hooked: HookedModel, tokens: Tensor) -> Tensor | None:
     """Returns bool [batch pos], true at padding before or after an example; None where there is none, or no tokenizer.
 
     Where padding has the id of the first (BOS) or last (EOS) token too, the one next to the text counts as that token.
     """
-    before, after = (_padding_at_side(surface, tokens, *end) for end in (("left", "bos"), ("right", "eos")))
+    before, after = (_padding_at_side(hooked, tokens, *end) for end in (("left", "bos"), ("right", "eos")))
     if before is None or after is None or not bool((before | after).any()):
         return None
     return before | after
 
 
-def mask_of_tokenizer(surface: HookedModel, tokens: Tensor, side: str | None = None) -> Tensor | None:
+def mask_of_tokenizer(hooked: HookedModel, tokens: Tensor, side: str | None = None) -> Tensor | None:
     """Returns the mask [batch pos], true at tokens, of padding at one side; None where no tokenizer names any.
 
     All of a row's padding ids at that side count, but the last of those before the text where the model begins its
     prompts with a token of that id: transformer-lens reads its own batches so.
     """
-    tokenizer: Any = getattr(surface.model, "tokenizer", None)
+    tokenizer: Any = getattr(hooked.model, "tokenizer", None)
     side = side or getattr(tokenizer, "padding_side", None) or "right"
-    begins = side == "left" and getattr(surface.model.cfg, "default_prepend_bos", True)
-    found = _padding_at_side(surface, tokens, side, "bos" if begins else None)
+    begins = side == "left" and getattr(hooked.model.cfg, "default_prepend_bos", True)
+    found = _padding_at_side(hooked, tokens, side, "bos" if begins else None)
     return None if found is None else ~found
 
 
-def mask_of_model(surface: HookedModel, tokens: Tensor) -> Tensor | None:
+def mask_of_model(hooked: HookedModel, tokens: Tensor) -> Tensor | None:
     """Returns the mask [batch pos] that the model makes itself where it is given none; None where it masks nothing.
 
     A HookedTransformer does so where its tokenizer pads on the left.
     """
-    side = getattr(getattr(surface.model, "tokenizer", None), "padding_side", None)
-    if side != "left" or surface.bridged:
+    side = getattr(getattr(hooked.model, "tokenizer", None), "padding_side", None)
+    if side != "left" or hooked.bridged:
         return None
-    mask = mask_of_tokenizer(surface, tokens, "left")
+    mask = mask_of_tokenizer(hooked, tokens, "left")
     return None if mask is None or bool(mask.all()) else mask
 
 
-def check_no_unmasked_padding(surface: HookedModel, prompts: Prompts, used: Tensor | None, what: str) -> None:
+def check_no_unmasked_padding(hooked: HookedModel, prompts: Prompts, used: Tensor | None, what: str) -> None:
     """Refuses inputs without a mask in which padding would be taken for tokens, at the positions `used`, bool [batch
     pos]; None: examples are compared by position, and padding that they all have in the same places does no harm.
     """
-    mask = find_padding(surface, prompts.tokens) if prompts.mask is None else None
+    mask = find_padding(hooked, prompts.tokens) if prompts.mask is None else None
     if mask is None:
         return
     mask = mask & (~mask.all(0) if used is None else used.to(mask.device))

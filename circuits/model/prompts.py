@@ -257,7 +257,7 @@ def positions_from_mask(mask: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Texts:
+class UntokenisedTexts:
     """Texts that wait for a model, whose tokenizer makes tokens of them."""
 
     texts: tuple[str, ...]
@@ -267,4 +267,4 @@ class Texts:
 
 
 #: What an intervention keeps of the inputs it was given.
-Given = Prompts | Texts
+Given = Prompts | UntokenisedTexts

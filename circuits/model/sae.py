@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError, prefix_circuits_errors
-from circuits.model.edit_state import entered_once, get_edit_state, hold_model_exclusively
+from circuits.model.edit_state import contextmanager_entered_once, get_edit_state, hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import keep_hooks_last
 from circuits.model.sites import ERROR, FEATURES, KINDS, Site, SiteLike, sae_part_kind
@@ -46,7 +46,7 @@ class SAEInsertion:
         return x if self.dtype is None else x.to(self.dtype)
 
     @property
-    def hooks(self) -> dict[str, nn.Module]:
+    def hook_points(self) -> dict[str, nn.Module]:
         """Its hook points by full name."""
         points = {FEATURES: self.features, ERROR: self.error}
         return {
@@ -70,7 +70,7 @@ class SAEInsertion:
         return sum(changes, x) if changes else None
 
 
-@entered_once
+@contextmanager_entered_once
 def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Generator[nn.Module, None, None]:
     """Puts sparse autoencoders (SAEs) in line inside a block; their features are sites of the model there.
 
@@ -92,23 +92,23 @@ def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Generator[
     Raises `CircuitsError` for a site that has no position axis or an SAE already, and for an SAE of another width or on
     another device than the model.
     """
-    surface = HookedModel(model)
+    hooked = HookedModel(model)
     if not isinstance(autoencoders, Mapping) or not autoencoders:
         raise CircuitsError(f'{CALLER}: give sites and autoencoders, such as {{"resid_post.1": sae}}')
     new: dict[str, SAEInsertion] = {}
     for given, sae in autoencoders.items():
-        hook, splice = _parse_autoencoder(given, sae, surface)
+        hook, splice = _parse_autoencoder(given, sae, hooked)
         if hook in new:
             raise CircuitsError(f"{CALLER}: {splice.site} is named twice")
         new[hook] = splice
-    with hold_model_exclusively(surface.model):
-        current = get_edit_state(surface.model).splices
+    with hold_model_exclusively(hooked.model):
+        current = get_edit_state(hooked.model).splices
         for hook, splice in new.items():
             if hook in current:
                 raise CircuitsError(f"{CALLER}: there is an autoencoder at {splice.site} already")
         current.update(new)
         try:
-            insert = [partial(surface.on_forward, hook, one.edited_activation) for hook, one in new.items()]
+            insert = [partial(hooked.on_forward, hook, one.edited_activation) for hook, one in new.items()]
             with keep_hooks_last(model, insert):
                 yield model
         finally:
@@ -116,7 +116,7 @@ def splice(model: nn.Module, autoencoders: Mapping[SiteLike, Any]) -> Generator[
                 current.pop(hook, None)
 
 
-def _parse_autoencoder(given: Any, sae: Any, surface: HookedModel) -> tuple[str, SAEInsertion]:
+def _parse_autoencoder(given: Any, sae: Any, hooked: HookedModel) -> tuple[str, SAEInsertion]:
     """Returns the hook that a site names, and its autoencoder, which has been tried on one activation of zeros."""
     with prefix_circuits_errors(CALLER):
         site = Site.parse(given)
@@ -124,7 +124,7 @@ def _parse_autoencoder(given: Any, sae: Any, surface: HookedModel) -> tuple[str,
             raise CircuitsError(
                 f"an autoencoder reads a site of the table that has a position axis, not {str(site)!r}"
             )
-        places = surface.hooks_at(site)
+        places = hooked.hooks_at(site)
     if len(places) > 1:
         raise CircuitsError(f'{CALLER}: {site} is of {len(places)} layers; name one, such as "{site}.0"')
     ((layer, hook),) = places
@@ -138,9 +138,9 @@ def _parse_autoencoder(given: Any, sae: Any, surface: HookedModel) -> tuple[str,
     weights = sae.parameters() if isinstance(sae, nn.Module) else ()
     dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), None)
     splice = SAEInsertion(site, encode, decode, dtype)
-    sizes = {**surface.sizes, "head": surface.head_count(site.kind)}
+    sizes = {**hooked.sizes, "head": hooked.head_count(site.kind)}
     size = math.prod(sizes[axis] or 0 for axis in site.kind.axes[2:])
-    zeros = torch.zeros(1, 1, size, device=surface.device, dtype=next(surface.model.parameters()).dtype)
+    zeros = torch.zeros(1, 1, size, device=hooked.device, dtype=next(hooked.model.parameters()).dtype)
     try:
         with torch.no_grad():
             features = encode(splice.to_sae_dtype(zeros))

@@ -25,7 +25,7 @@ class SiteKind:
         return "{}" in self.hook
 
     @cached_property
-    def whole_site(self) -> str:
+    def base_site(self) -> str:
         """The name of the site of the model that it is, or is a part of."""
         return self.name.split(".")[-1] if self.name.startswith(_PREFIXES) else self.name
 

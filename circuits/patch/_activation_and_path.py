@@ -20,10 +20,10 @@ from circuits.interventions.edits import (
     parse_query_positions,
     parse_source_positions,
 )
-from circuits.interventions.paths import Path, check_sender_and_receivers
+from circuits.interventions.paths import Path, check_writes_and_reads_stream
 from circuits.interventions.replacements import FromTensors, FromTokens
 from circuits.model.heads import Head, HeadSpec, KeyValueGroup, is_heads_like, looks_like_heads, parse_heads
-from circuits.model.prompt_parsing import is_encoding, parse_tokens_or_texts
+from circuits.model.prompt_parsing import is_tokenizer_output, parse_tokens_or_texts
 from circuits.model.sites import Site
 from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
 from circuits.snapshots_and_positions import Positions, Snapshot, Span
@@ -100,7 +100,7 @@ def path(
         if others:
             raise CircuitsError(f'{caller}: sender {sender!r} is a layer; name heads or a site: "mlp_out.1"')
     targets = _parse_receivers(receiver, caller)
-    check_sender_and_receivers(place.site, [target.site for target in targets if target is not None])
+    check_writes_and_reads_stream(place.site, [target.site for target in targets if target is not None])
     if through is not None:
         parse_choice(through, ("mlps",), caller, "through")
     chosen = parse_query_positions(positions, caller)
@@ -173,7 +173,7 @@ def _parse_patch_source(
         raise CircuitsError(
             f"{caller}: source_positions= cannot say which keys go together at {place.site}; patch q, k, v or z"
         )
-    if hasattr(source, "keys") and not is_encoding(source):
+    if hasattr(source, "keys") and not is_tokenizer_output(source):
         return _parse_stored_activations(place, source, caller, at)
     return FromTokens(parse_tokens_or_texts(source, caller, "source"), at)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from circuits.interventions.edits import Edit, Place, check_site_has_unit, parse_place
+from circuits.interventions.edits import Edit, Place, check_has_neurons_or_features, parse_place
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import AnyHead, Head, HeadSpec, format_head_label, make_head_at_index
 from circuits.model.hooked_model import HookedModel
@@ -29,7 +29,7 @@ SITES = ("embed", "z", "mlp_out")
 METHODS = ("gradient", "integrated")
 
 
-class _RowAxes(NamedTuple):
+class _SiteAndRowAxes(NamedTuple):
     """A site in one layer, and the axes of it of which each entry has a row: head, position, neuron or feature."""
 
     site: Site
@@ -43,9 +43,9 @@ class _PatchTarget(NamedTuple):
     site: Site
     at: dict[str, int]
 
-    def head(self, surface: HookedModel) -> AnyHead | None:
+    def head(self, hooked: HookedModel) -> AnyHead | None:
         kind, layer = self.site.kind, self.site.layer or 0
-        return make_head_at_index(kind, layer, self.at["head"], surface) if "head" in self.at else None
+        return make_head_at_index(kind, layer, self.at["head"], hooked) if "head" in self.at else None
 
 
 @check_renamed_args
@@ -94,12 +94,12 @@ def screen(
     options = parse_screen_options(CALLER, exact, seed, draws, flips, rank)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     by = parse_choice(by, ("component", "position", *UNITS.values()), CALLER, "by")
-    rows = _parse_sites(sites, pair.surface, by)
+    rows = _parse_sites_and_axes(sites, pair.hooked, by)
     parts, found = _estimate_all_rows(pair.check_outside_blocks(), rows, between)
     settings: Row = {"method": method, "by": by, "direction": DIRECTION}
     settings |= {"sites": [str(one.site) for one in rows]} | ({"steps": steps} if between else {})
-    descriptions = [_describe_row(pair.surface, f"patch.activations ({DIRECTION})", one) for one in parts]
-    settings |= pair.word_setting
+    descriptions = [_describe_row(pair.hooked, f"patch.activations ({DIRECTION})", one) for one in parts]
+    settings |= pair.setting_of_words
     return measure_and_tabulate(
         *found, descriptions, lambda at: _make_row_patch(pair, parts[at]), options, settings
     )
@@ -145,10 +145,10 @@ def attribution(
     )
     resampling, kind = parse_resampling(seed, draws, flips, caller), place.site.kind
     axis = "feature" if kind.unit == "feature" else "position" if kind.head_axis is None else "head"
-    hooks = pair.surface.hooks_at(place.site)
-    rows = [_RowAxes(Site(place.site.name, layer), hook, (axis,)) for layer, hook in hooks]
+    hooks = pair.hooked.hooks_at(place.site)
+    rows = [_SiteAndRowAxes(Site(place.site.name, layer), hook, (axis,)) for layer, hook in hooks]
     parts, (sized, unedited, estimates) = _estimate_all_rows(pair.check_outside_blocks(), rows, None)
-    runs = [_describe_row(pair.surface, f"{caller} ({direction})", one) for one in parts]
+    runs = [_describe_row(pair.hooked, f"{caller} ({direction})", one) for one in parts]
     measured = Measurements(runs, "gradient")
     measured.add_run(-1, unedited)
     for number in range(len(runs)):
@@ -159,22 +159,22 @@ def attribution(
     description = {"intervention": caller, "direction": direction, "site": str(place.site), "by": axis}
     described = {run["variant"]: [description] for run in runs}
     return tabulate_runs(
-        measured, resampling, described, settings | pair.surface.unchecked_setting | pair.word_setting
+        measured, resampling, described, settings | pair.hooked.setting_if_unchecked | pair.setting_of_words
     )
 
 
-def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_RowAxes]:
+def _parse_sites_and_axes(given: Any, hooked: HookedModel, by: str) -> list[_SiteAndRowAxes]:
     if given is None:
-        sites = [Site(name) for name in SITES if Site(name).hook(0) in surface.hooks]
+        sites = [Site(name) for name in SITES if Site(name).hook(0) in hooked.hooks]
     else:
         is_list = isinstance(given, Iterable) and not isinstance(given, str)
         sites = [parse_place(site, None, CALLER).site for site in (given if is_list else [given])]
-    rows: dict[str, _RowAxes] = {}
+    rows: dict[str, _SiteAndRowAxes] = {}
     for site in sites:
-        check_site_has_unit(site, by, CALLER)
+        check_has_neurons_or_features(site, by, CALLER)
         axes = ["head"] * (site.kind.head_axis is not None) + ["position"] * (by == "position")
-        for layer, hook in surface.hooks_at(site):
-            rows[hook] = _RowAxes(
+        for layer, hook in hooked.hooks_at(site):
+            rows[hook] = _SiteAndRowAxes(
                 Site(site.name, layer), hook, (by,) if by in UNITS.values() else tuple(axes)
             )
     # A layer that is named twice ("z", "z.1") is kept once.
@@ -182,7 +182,7 @@ def _parse_sites(given: Any, surface: HookedModel, by: str) -> list[_RowAxes]:
 
 
 def _estimate_all_rows(
-    pair: PatchExamples, rows: Sequence[_RowAxes], steps: int | None
+    pair: PatchExamples, rows: Sequence[_SiteAndRowAxes], steps: int | None
 ) -> tuple[list[_PatchTarget], tuple[PatchExamples, PerExample, dict[str, np.ndarray]]]:
     """Returns what has a row, the pair at the batch size that fits, its metrics at base, and the estimates.
 
@@ -211,7 +211,7 @@ def _estimate_all_rows(
     return parts, found
 
 
-def _sum_by_row(estimate: Tensor, rows: _RowAxes, longest: int) -> Tensor:
+def _sum_by_row(estimate: Tensor, rows: _SiteAndRowAxes, longest: int) -> Tensor:
     """Sums an estimate over all axes of its site but the examples and those of rows: [*row example]."""
     kind = rows.site.kind
     axes = {"head": kind.head_axis, "position": kind.query_axis}
@@ -228,7 +228,7 @@ def _estimate_effects(
     """Returns the metrics at base, and (source − base)·gradient by metric and hook, shaped as the activation with each
     example's own tokens first, and zeros behind them.
     """
-    inputs = [hook for hook in INPUTS if hook in piece.surface.hooks and steps is not None]
+    inputs = [hook for hook in INPUTS if hook in piece.hooked.hooks and steps is not None]
     recorded = dict.fromkeys((*hooks, *inputs))
     source, base = piece.patched_activations(recorded), piece.run(piece.base, recorded, graph=steps is None)
     clean = base.output.detach()
@@ -248,11 +248,11 @@ def _estimate_effects(
     return piece.metrics_at_base(clean), found
 
 
-def _describe_row(surface: HookedModel, intervention: str, part: _PatchTarget) -> Row:
+def _describe_row(hooked: HookedModel, intervention: str, part: _PatchTarget) -> Row:
     """Returns the columns that say what a row is about."""
-    site, head, at = part.site, part.head(surface), part.at
+    site, head, at = part.site, part.head(hooked), part.at
     at_site = "" if site.name == "z" else site.name
-    label = str(site) if head is None else format_head_label(head, surface, at_site)
+    label = str(site) if head is None else format_head_label(head, hooked, at_site)
     unit = "feature" if "feature" in at else "neuron"
     names = [f"{axis} {number}" for axis, number in at.items() if axis != "head"]
     return {
@@ -269,7 +269,7 @@ def _describe_row(surface: HookedModel, intervention: str, part: _PatchTarget) -
 def _make_row_patch(pair: PatchExamples, part: _PatchTarget) -> Edit:
     """Returns the `patch.activations` edit of one row."""
     units = tuple(part.at[unit] for unit in UNITS.values() if unit in part.at)
-    place, head = Place(part.site, neurons=units or None), part.head(pair.surface)
+    place, head = Place(part.site, neurons=units or None), part.head(pair.hooked)
     if head is not None:
         place = Place(Site(part.site.name), HeadSpec(str(head), (head,)))
     positions: Any = None

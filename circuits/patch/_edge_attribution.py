@@ -101,8 +101,8 @@ def edges(
     pair = pair.with_batch_size(batch_size, of_edges=True)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     options = parse_screen_options(CALLER, exact, seed, draws, flips, rank)
-    pair.check_outside_blocks().surface.check_paths_proved()
-    _check_stream_unhooked(pair.surface)
+    pair.check_outside_blocks().hooked.check_paths_proved()
+    _check_stream_unhooked(pair.hooked)
     settings: Row = {"method": method, "how": how} | ({"direction": DIRECTION} if how == "resample" else {})
     settings |= {"steps": steps} if between else {}
     pair, named = replace(pair, gim=method == "gim"), _parse_spans(spans, pair.base.lengths)
@@ -117,12 +117,12 @@ def _screen_edges(
     settings: Row,
 ) -> ScreenResult:
     """Returns a row for each edge, or for each edge and span, its estimate and the exact effects of the largest."""
-    surface, places = pair.surface, [*spans.values(), *([] if spans else [None])]
+    hooked, places = pair.hooked, [*spans.values(), *([] if spans else [None])]
     # Any two prompts, and so their mean, have the same position embeddings.
     senders = [
-        node for node in Graph.of_model(surface).nodes if node.site != "pos_embed" or pair.how == "zero"
+        node for node in Graph.of_model(hooked).nodes if node.site != "pos_embed" or pair.how == "zero"
     ]
-    receivers = _list_receivers(surface, senders)
+    receivers = _list_receivers(hooked, senders)
     spanned = tuple(spans.values())
     estimate = partial(
         _estimate_edge_effects, senders=senders, receivers=receivers, steps=steps, spans=spanned
@@ -132,7 +132,7 @@ def _screen_edges(
     direction = DIRECTION if pair.how == "resample" else pair.how
     rows: list[Row] = []
     for both in ends:
-        sender, receiver = (_end_label(end, surface) for end in both)
+        sender, receiver = (_node_or_input_label(end, hooked) for end in both)
         row = {"variant": f"{sender} -> {receiver}", "intervention": f"patch.path ({direction})"}
         row |= {"sender": sender, "receiver": receiver}
         at_spans = [
@@ -171,12 +171,12 @@ def _parse_spans(spans: Mapping[str, Sequence[int]] | None, lengths: Tensor) -> 
     return {name: tuple(sorted(where)) for name, where in read.items()}
 
 
-def _list_receivers(surface: HookedModel, senders: Sequence[Node]) -> list[_ReceiversAtHook]:
+def _list_receivers(hooked: HookedModel, senders: Sequence[Node]) -> list[_ReceiversAtHook]:
     """Lists what receives edges, in the order of computation."""
-    streams = {"resid_post": "resid_post", "mlp_pre": "resid_pre" if surface.parallel else "resid_mid"}
+    streams = {"resid_post": "resid_post", "mlp_pre": "resid_pre" if hooked.parallel else "resid_mid"}
     found: list[_ReceiversAtHook] = []
-    for layer in Graph.of_model(surface).edges_by_site:
-        number = surface.n_layers - 1 if layer.layer is None else layer.layer
+    for layer in Graph.of_model(hooked).edges_by_site:
+        number = hooked.n_layers - 1 if layer.layer is None else layer.layer
         # An MLP is read at its output, because in a gated MLP hook_pre is only one of its reads of the stream.
         hook = Site("mlp_out" if layer.site == "mlp_pre" else layer.site, number).hook()
         earlier = tuple(node for node, _ in layer.edges if node in senders)
@@ -187,27 +187,27 @@ def _list_receivers(surface: HookedModel, senders: Sequence[Node]) -> list[_Rece
     return found
 
 
-def _end_label(end: Node | Input, surface: HookedModel) -> str:
+def _node_or_input_label(end: Node | Input, hooked: HookedModel) -> str:
     """Returns an end's name in tables: of an MLP the site, of a group with the heads that it serves."""
     if end.site in ("mlp_out", "mlp_pre"):
         return str(Site(end.site, end.layer))
     if isinstance(end, Input) and end.grouped:
-        return format_head_label(KeyValueGroup(end.layer or 0, end.head or 0), surface, end.site)
+        return format_head_label(KeyValueGroup(end.layer or 0, end.head or 0), hooked, end.site)
     return str(end)
 
 
-def _sum_sites(surface: HookedModel) -> list[Site]:
+def _sum_sites(hooked: HookedModel) -> list[Site]:
     """Lists the sites of sums in the residual stream, in order; "embed" stands for the sum of the embeddings."""
-    places = [Site(name, layer) for layer in range(surface.n_layers) for name in ("resid_mid", "resid_post")]
-    return [Site("embed"), *(place for place in places if place.hook() in surface.hooks)]
+    places = [Site(name, layer) for layer in range(hooked.n_layers) for name in ("resid_mid", "resid_post")]
+    return [Site("embed"), *(place for place in places if place.hook() in hooked.hooks)]
 
 
-def _find_sum_site(node: Node, surface: HookedModel) -> Site:
+def _find_sum_site(node: Node, hooked: HookedModel) -> Site:
     """Returns the site of the sum to which a sender is added."""
     if node.layer is None:
         return Site("embed")
     between = Site("resid_mid", node.layer)
-    return between if node.site == "z" and between.hook() in surface.hooks else Site("resid_post", node.layer)
+    return between if node.site == "z" and between.hook() in hooked.hooks else Site("resid_post", node.layer)
 
 
 def _estimate_edge_effects(
@@ -222,14 +222,12 @@ def _estimate_edge_effects(
     Args:
         steps: runs between base and source whose gradients are averaged; None: the gradient at base.
     """
-    surface, sent = piece.surface, list(dict.fromkeys(sender.hook for sender in senders))
-    attention = [Site(site, layer).hook() for layer in range(surface.n_layers) for site in ("z", "attn_out")]
-    normed = [
-        site.hook() for site in _sum_sites(surface)[1:] if surface.stream_norm_path(site.name, site.layer)
-    ]
+    hooked, sent = piece.hooked, list(dict.fromkeys(sender.hook for sender in senders))
+    attention = [Site(site, layer).hook() for layer in range(hooked.n_layers) for site in ("z", "attn_out")]
+    normed = [site.hook() for site in _sum_sites(hooked)[1:] if hooked.norm_path_after(site.name, site.layer)]
     received = [hook for group in receivers for hook in (group.stream.hook(), group.hook)]
     recorded = dict.fromkeys([*INPUTS, *sent, *attention, *received, *normed])
-    hooks = [hook for hook in recorded if hook in surface.hooks]
+    hooks = [hook for hook in recorded if hook in hooked.hooks]
     source = piece.patched_activations([hook for hook in hooks if hook in (*sent, *INPUTS)])
     base = piece.run(piece.base, hooks, graph=True)
     clean = base.output.detach()
@@ -237,7 +235,7 @@ def _estimate_edge_effects(
     chosen = [positions_to_mask(span, real.shape[1], CALLER, real) for span in spans]
     gaps = {hook: piece.source_minus_base(base.activations[hook], source[hook]) for hook in sent}
     changes = _sender_changes(piece, senders, base, gaps)
-    changes_in_each_run = surface.sublayer_norm_path("attn_out", 0) is not None
+    changes_in_each_run = hooked.sublayer_norm_path("attn_out", 0) is not None
     found: Estimates = {}
     for run in piece.runs_between(base, source, hooks, steps):
         if changes_in_each_run and run is not base:
@@ -321,11 +319,11 @@ def _edge_estimates_at_hook(
         parts = _isolate_heads(gradient, heads) if heads else read
         # In between are the LayerNorm and a projection, or the MLP, in the graph of the model's own run.
         read = _vector_jacobian_products(run.activations[hook], run.activations[stream.hook()], parts)
-    at_sum = _backprop_along_stream(piece.surface, run, stream, _zero_padding(piece, read))
+    at_sum = _backprop_along_stream(piece.hooked, run, stream, _zero_padding(piece, read))
     in_double = cache(Tensor.double)  # sums of the stream share a gradient, but for norms between them
     parts_by_sum: list[Tensor] = []
     start = 0
-    for sum_site, group in groupby(receivers.senders, partial(_find_sum_site, surface=piece.surface)):
+    for sum_site, group in groupby(receivers.senders, partial(_find_sum_site, hooked=piece.hooked)):
         end = start + len(list(group))
         sent, gradients = changes[start:end], in_double(at_sum[sum_site])
         kept = [sent.where(span[..., None].to(sent.device), 0.0) for span in spans] or [sent]
@@ -338,7 +336,7 @@ def _edge_estimates_at_hook(
 
 
 def _backprop_along_stream(
-    surface: HookedModel, run: RecordedRun, stream: Site, gradient: Tensor
+    hooked: HookedModel, run: RecordedRun, stream: Site, gradient: Tensor
 ) -> dict[Site, Tensor]:
     """Carries gradients [receiver batch pos d_model] at the stream that receivers read back to each earlier sum, along
     the stream only.
@@ -346,7 +344,7 @@ def _backprop_along_stream(
     Where the stream itself is normalised after a sum, the gradient passes through that norm, as `patch.path` recomputes
     it.
     """
-    sums = _sum_sites(surface)
+    sums = _sum_sites(hooked)
     gradient_at_sum: dict[Site, Tensor] = {}
     if stream in sums:
         gradient_at_sum[stream] = gradient
@@ -354,14 +352,14 @@ def _backprop_along_stream(
     if stream.name == "resid_post" and Site("resid_mid", stream.layer) in sums:
         earlier.append(Site("resid_mid", stream.layer))
     for sum_site in reversed(earlier):
-        path = surface.stream_norm_path(sum_site.name, sum_site.layer)
+        path = hooked.norm_path_after(sum_site.name, sum_site.layer)
         if path is not None:
             hooks = INPUTS if sum_site.layer is None else [sum_site.hook()]
             x = sum(run.activations[hook].detach() for hook in hooks if hook in run.activations)
             assert isinstance(x, Tensor)
             with torch.enable_grad():
                 x.requires_grad_()
-                gradient = _vector_jacobian_products(surface.model.get_submodule(path)(x), x, gradient)
+                gradient = _vector_jacobian_products(hooked.model.get_submodule(path)(x), x, gradient)
         gradient_at_sum[sum_site] = gradient
     return gradient_at_sum
 
@@ -380,15 +378,15 @@ def _vector_jacobian_products(out: Tensor, x: Tensor, vectors: Tensor) -> Tensor
     return torch.stack([torch.autograd.grad(out, x, one, retain_graph=True)[0] for one in vectors])
 
 
-def _check_stream_unhooked(surface: HookedModel) -> None:
+def _check_stream_unhooked(hooked: HookedModel) -> None:
     """Refuses hooks of the user's on the residual stream itself: estimates carry changes past it as they are.
 
     Hooks on the outputs of components count as part of the components.
     """
-    for layer in range(surface.n_layers):
-        block = surface.block_modules[layer]
+    for layer in range(hooked.n_layers):
+        block = hooked.block_modules[layer]
         names = [Site(name, layer).hook() for name in STREAMS]
-        points = [surface.hooks[hook] for hook in names if hook in surface.hooks]
+        points = [hooked.hooks[hook] for hook in names if hook in hooked.hooks]
         # Those that come before the first block may be our own, which see that the model runs.
         before = [one._forward_pre_hooks for one in (*points, *([block] if layer else []))]
         if any(before) or any(one._forward_hooks for one in (*points, block)):

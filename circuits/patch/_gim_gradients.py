@@ -22,20 +22,20 @@ SHARES = {"q": 0.25, "k": 0.25, "v": 0.5}
 Hooked = tuple[str, Function]
 
 
-def gim_hooks(recorders: Iterable[Hooked], surface: HookedModel) -> list[Hooked]:
+def add_gim_hooks(recorders: Iterable[Hooked], hooked: HookedModel) -> list[Hooked]:
     """Returns what to call at which hooks so that a backward pass through a run, and to what is recorded, is GIM's."""
     before: list[Hooked] = []
     after: list[Hooked] = []
-    for scale in (hook for hook in surface.hooks if hook.endswith(".hook_scale")):
+    for scale in (hook for hook in hooked.hooks if hook.endswith(".hook_scale")):
         path = scale.removesuffix(".hook_scale")
-        if surface.bridged:
+        if hooked.bridged:
             # It may call a norm of its own, which reads no scale at a hook. What is recorded may be a norm's output.
-            keep, freeze = _hold_scale(surface, path)
+            keep, freeze = _frozen_scale_hooks(hooked, path)
             before.append((f"{path}.hook_out", freeze))
             after.append((f"{path}.hook_in", keep))
         else:
             after.append((scale, torch.Tensor.detach))
-    for layer in range(surface.n_layers):
+    for layer in range(hooked.n_layers):
         attention = f"blocks.{layer}.attn"
         after += [(f"{attention}.hook_{name}", _scale_gradient(part)) for name, part in SHARES.items()]
         keep, at_temperature = _softmax_gradient_hooks()
@@ -43,11 +43,11 @@ def gim_hooks(recorders: Iterable[Hooked], surface: HookedModel) -> list[Hooked]
     return [*before, *recorders, *after]
 
 
-def _hold_scale(surface: HookedModel, path: str) -> tuple[Function, Function]:
+def _frozen_scale_hooks(hooked: HookedModel, path: str) -> tuple[Function, Function]:
     """Returns what keeps the input of a norm, and what gives its output the gradient at a constant scale."""
-    weight = next(surface.model.get_submodule(path).parameters(), torch.ones(surface.sizes["d_model"] or 1))
-    random_input = torch.randn(1, *weight.shape, device=surface.device).to(weight.dtype)[None]
-    norm = Norm.fit(surface, path, random_input)
+    weight = next(hooked.model.get_submodule(path).parameters(), torch.ones(hooked.sizes["d_model"] or 1))
+    random_input = torch.randn(1, *weight.shape, device=hooked.device).to(weight.dtype)[None]
+    norm = Norm.fit(hooked, path, random_input)
     seen: list[Tensor] = []
 
     def freeze_scale(output: Tensor) -> Tensor:

@@ -15,13 +15,13 @@ from circuits.circuit._circuit_runner import PatchSetup, concat_per_example
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Replacement
 from circuits.interventions.replacements import FromTokens, Mean, Zero, align_means_to_prompts
-from circuits.model.activation_recording import hold_eval_mode, listen_at_hooks
+from circuits.model.activation_recording import attach_to_hooks, hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, edits_suspended
 from circuits.model.hooks import Function
 from circuits.model.prompts import Prompts, broadcast_mask
 from circuits.model.sites import Site
-from circuits.patch._gim_gradients import gim_hooks
+from circuits.patch._gim_gradients import add_gim_hooks
 from circuits.sweeps.metrics import BASELINE, PerExample, is_sum_count_pair, metric_label
 from circuits.validate import is_whole
 
@@ -58,11 +58,11 @@ class PatchExamples(PatchSetup):
 
     def with_batch_size(self, given: Any, of_edges: bool = False) -> PatchExamples:
         """Returns the pair with as many examples in a forward as are asked for, or fit."""
-        surface = self.surface
+        hooked = self.hooked
         # Changes of the stream by all senders are in float64, in each order that products need.
-        changes = 8 * surface.n_layers * (surface.n_heads + 1) * (surface.sizes["d_model"] or 1)
-        kept, layers, length = changes * of_edges, surface.n_layers, self.base.shape[1]
-        size = choose_batch_size(surface, length, given, self.caller, layers=layers, kept=kept)
+        changes = 8 * hooked.n_layers * (hooked.n_heads + 1) * (hooked.sizes["d_model"] or 1)
+        kept, layers, length = changes * of_edges, hooked.n_layers, self.base.shape[1]
+        size = choose_batch_size(hooked, length, given, self.caller, layers=layers, kept=kept)
         return replace(self, batch_size=size)
 
     @property
@@ -73,7 +73,7 @@ class PatchExamples(PatchSetup):
         return FromTokens(self.source) if self.how == "resample" else Mean(self.source)
 
     @property
-    def word_setting(self) -> dict[str, Any]:
+    def setting_of_words(self) -> dict[str, Any]:
         """The setting of a result that names positions, where the prompts have words."""
         return {} if self.base.words is None else {"words": self.base.labels()}
 
@@ -87,16 +87,16 @@ class PatchExamples(PatchSetup):
         """
 
         def estimate_with_size(size: int) -> tuple[PatchExamples, PerExample, dict[str, np.ndarray]]:
-            pair, surface = replace(self, batch_size=size), self.surface
+            pair, hooked = replace(self, batch_size=size), self.hooked
             name = metric_label(self.metric.name)
             baseline: list[PerExample] = []
             parts: dict[str, list[np.ndarray]] = {}
             for part in pair.iter_chunks(size):
                 with (
                     torch.inference_mode(False),
-                    edits_suspended(surface.model),
-                    hold_eval_mode(surface.model),
-                    assert_weights_unchanged(surface.model, name),
+                    edits_suspended(hooked.model),
+                    hold_eval_mode(hooked.model),
+                    assert_weights_unchanged(hooked.model, name),
                 ):
                     values, found = estimate(part)
                 baseline.append(values)
@@ -129,7 +129,7 @@ class PatchExamples(PatchSetup):
     def patched_activations(self, hooks: Iterable[str]) -> dict[str, Tensor]:
         """Returns what a patch puts in the place of whole activations, by hook; it broadcasts to them."""
         if self.source is None:
-            return dict.fromkeys(hooks, torch.zeros((), device=self.surface.device))
+            return dict.fromkeys(hooks, torch.zeros((), device=self.hooked.device))
         if self.how == "resample":
             return self.run(self.source, hooks, columns=torch.zeros(1, dtype=torch.long)).activations
         if not self._means:
@@ -157,7 +157,10 @@ class PatchExamples(PatchSetup):
     def metrics_at_base(self, clean: Tensor) -> PerExample:
         """Returns the metrics at base as sums and counts per example."""
         values, n = self._metric_values(clean, clean), len(self.base)
-        return {name: self.metric.parse_value(value, name, n, BASELINE) for name, value in values.items()}
+        return {
+            name: self.metric.parse_sums_and_counts(value, name, n, BASELINE)
+            for name, value in values.items()
+        }
 
     def _metric_values(self, output: Tensor, clean: Tensor) -> dict[str, Any]:
         """Returns the metrics of an output of `run` by name, with their gradients; `clean` is the output at base."""
@@ -168,8 +171,8 @@ class PatchExamples(PatchSetup):
     @cached_property
     def logit_columns(self) -> Tensor | None:
         """The columns at which logits are computed; None: all."""
-        columns, model = self.metric.columns_read, self.surface.model
-        if columns is None or UNEMBED not in self.surface.hooks or len(columns) == self.base.shape[1]:
+        columns, model = self.metric.columns_read, self.hooked.model
+        if columns is None or UNEMBED not in self.hooked.hooks or len(columns) == self.base.shape[1]:
             return None
         # A hook of the user's on what the logits pass may count in all positions.
         passed = (
@@ -177,8 +180,8 @@ class PatchExamples(PatchSetup):
             *model.get_submodule("unembed").modules(),
             model.__dict__.get("original_model", model),
         )
-        hooked = any(one._forward_hooks or one._forward_pre_hooks for one in passed)
-        return None if hooked else columns
+        has_hooks = any(one._forward_hooks or one._forward_pre_hooks for one in passed)
+        return None if has_hooks else columns
 
     def run(
         self,
@@ -201,12 +204,12 @@ class PatchExamples(PatchSetup):
         }
         functions: list[tuple[str, Function]] = list(recorders.items())
         if graph and self.gim:
-            functions = gim_hooks(functions, self.surface)
+            functions = add_gim_hooks(functions, self.hooked)
         if self.logit_columns is not None:
-            read = (self.logit_columns if columns is None else columns).to(self.surface.device)
+            read = (self.logit_columns if columns is None else columns).to(self.hooked.device)
             functions.append((UNEMBED, lambda x: x.index_select(1, read)))
-        with torch.set_grad_enabled(graph), listen_at_hooks(self.surface, functions):
-            output: Tensor = self.surface.run_forward(prompts)
+        with torch.set_grad_enabled(graph), attach_to_hooks(self.hooked, functions):
+            output: Tensor = self.hooked.run_forward(prompts)
         if missing := [hook for hook in recorders if hook not in activations]:
             raise CircuitsError(f"{self.caller}: {missing[0]} never fired; this model has it switched off")
         return RecordedRun(self.check_output(output), activations)
@@ -223,7 +226,7 @@ class PatchExamples(PatchSetup):
         by_metric: dict[str, dict[str, Tensor]] = {}
         for name, value in values.items():
             # Shape and type are checked before the gradient, so that the error names them.
-            self.metric.parse_value(value, name, len(run.output), self.caller)
+            self.metric.parse_sums_and_counts(value, name, len(run.output), self.caller)
             total = value[0] if is_sum_count_pair(value) else value
             if not isinstance(total, Tensor) or not total.requires_grad:
                 others = "; or leave it out here" if len(values) > 1 else ""

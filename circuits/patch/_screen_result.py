@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from circuits.circuit._circuit import Circuit
-from circuits.circuit._component_graph import Effect, Graph, Member, PositionSet, parse_member
+from circuits.circuit._component_graph import EstimateAndExactEffect, Graph, Member, PositionSet, parse_member
 from circuits.errors import CircuitsError
 from circuits.figures.layout import GREY, draw_panels
 from circuits.figures.panels import Series, points, rows_to_series
@@ -133,7 +133,7 @@ class ScreenResult:
 
     def _circuit_of(self, rows: pd.DataFrame, caller: str) -> Circuit:
         where: dict[Member, PositionSet] = {}
-        effects: dict[Member, Effect] = {}
+        effects: dict[Member, EstimateAndExactEffect] = {}
         numbers = rows[["metric", "estimate", "effect"]].astype(object).where(rows.notna(), None)
         for name, effect in zip(
             self._member_names(rows, caller), numbers.itertuples(index=False), strict=True
@@ -141,9 +141,9 @@ class ScreenResult:
             member, at = parse_member(name, self.kind, caller)
             if member in where:
                 # Effects at positions are those of patches that were made one by one, and do not add up.
-                where[member], effects[member] = where[member] | at, Effect(effect[0])
+                where[member], effects[member] = where[member] | at, EstimateAndExactEffect(effect[0])
             else:
-                where[member], effects[member] = at, Effect(*effect)
+                where[member], effects[member] = at, EstimateAndExactEffect(*effect)
         return Circuit.of(self.kind, where, self.graph, effects)
 
 
@@ -212,7 +212,7 @@ def measure_and_tabulate(
     exact = None
     if chosen:
         exact, measured = run_sweep(
-            pair.surface,
+            pair.hooked,
             pair.base,
             {name: patch(at) for name, at in zip(names, chosen, strict=True)},
             replace(pair.metric, default=compare_with_unedited),
@@ -229,7 +229,7 @@ def measure_and_tabulate(
         frame = pd.concat(tables.values())
         frame = frame.reindex(columns=[*frame, "effect_size", *EXACT])
     settings = (
-        settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.surface.unchecked_setting
+        settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.hooked.setting_if_unchecked
     )
     settings |= options.resampling | {"n": len(pair.base), "level": LEVEL}
     # Metrics keep their order; of equal rows the larger estimate is first.
@@ -237,7 +237,7 @@ def measure_and_tabulate(
     frame = frame.iloc[np.lexsort(order)].reset_index(drop=True)
     whole = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(whole, "Int64"))
-    return ScreenResult(frame, exact, settings, Graph.of_model(pair.surface), tuple(filter(None, notes)))
+    return ScreenResult(frame, exact, settings, Graph.of_model(pair.hooked), tuple(filter(None, notes)))
 
 
 def _tabulate_estimates(

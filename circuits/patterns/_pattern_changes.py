@@ -15,7 +15,7 @@ from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike, TokensLike
-from circuits.patterns._record_and_mean_patterns import PatternPass, Recorded, parse_tokens_or_recorded
+from circuits.patterns._record_and_mean_patterns import PatternPass, Recorded, parse_prompts_and_recorded
 from circuits.snapshots_and_positions import parse_numbers
 from circuits.statistics import bootstrap_ratios, ratio
 from circuits.tables import interval_columns, short_table
@@ -93,7 +93,7 @@ def movement(
     caller = "patterns.movement"
     pairs = _PairedPasses.parse(caller, model, tokens, other, positions, seed, draws)
     lengths = pairs.first.prompts.lengths
-    if int(lengths.min()) < int(lengths.max()) and not pairs.first.surface.causal:
+    if int(lengths.min()) < int(lengths.max()) and not pairs.first.hooked.causal:
         raise CircuitsError(
             f"{caller}: in bidirectional attention queries of prompts of unequal length see different keys; give "
             "prompts of one length"
@@ -145,7 +145,7 @@ def follow(
     """
     caller = "patterns.follow"
     pairs = _PairedPasses.parse(caller, model, tokens, other, positions, seed, draws)
-    first, device = pairs.first, pairs.first.surface.device
+    first, device = pairs.first, pairs.first.hooked.device
     count, length = first.prompts.shape[:2]
     named = (("groups", groups, length), ("before", before, count), ("after", after, count))
     of_key, was, comes = (
@@ -208,7 +208,7 @@ class _PairedPasses:
         """
         seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
         first = PatternPass.parse(caller, model, tokens, positions)
-        second, recorded = parse_tokens_or_recorded(first.surface, other, caller)
+        second, recorded = parse_prompts_and_recorded(first.hooked, other, caller)
         _check_pairs(first.prompts, second, caller)
         laid_out = second.like(first.prompts)
         # A record of another layout is of no use.
@@ -217,8 +217,8 @@ class _PairedPasses:
 
     def zero_sums(self) -> np.ndarray:
         """Returns zeros [pairing layer head example], to add to; the pairings are the pairs and the control."""
-        surface = self.first.surface
-        return np.zeros((2, surface.n_layers, surface.n_heads, len(self.first.prompts)))
+        hooked = self.first.hooked
+        return np.zeros((2, hooked.n_layers, hooked.n_heads, len(self.first.prompts)))
 
     def tabulate(self, name: str, sums: np.ndarray, control: Tensor) -> pd.DataFrame:
         """Returns a row per head: a mean over queries in pairs and unpaired, what the pairing makes, and intervals.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from circuits.errors import CircuitsError
 from circuits.figures.results import attention_figure
 from circuits.interventions.replacements import visible_mask
-from circuits.model.activation_recording import record_rows
+from circuits.model.activation_recording import run_and_record
 from circuits.model.batch_size import choose_batch_size
 from circuits.model.decode_steps import parse_position_mask
 from circuits.model.heads import Head
@@ -55,12 +55,12 @@ def record(model: nn.Module, tokens: TokensLike, *, batch_size: int | None = Non
     Inside `intervene` the edits are in force, and stay so in what was recorded.
     """
     reading = PatternPass.parse("patterns.record", model, tokens, None)
-    chunks = [reading.run_rows(rows) for rows, _ in reading.rows_and_query_masks(batch_size)]
+    chunks = [reading.run_and_read_patterns(rows) for rows, _ in reading.rows_and_query_masks(batch_size)]
     patterns: Patterns = []
     for parts in zip(*chunks, strict=True):
         pattern, seen = zip(*parts, strict=True)
         patterns.append((torch.cat(pattern), torch.cat(seen)))
-    return Recorded(reading.prompts, reading.surface.model, patterns)
+    return Recorded(reading.prompts, reading.hooked.model, patterns)
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,7 +128,7 @@ def attention(
         batch_size: examples in a forward; by default by the model's size. Inside `intervene` the edits are in force.
     """
     reading = PatternPass.parse("patterns.attention", model, tokens, positions)
-    prompts, shape = reading.prompts, (reading.surface.n_layers, reading.surface.n_heads)
+    prompts, shape = reading.prompts, (reading.hooked.n_layers, reading.hooked.n_heads)
     total = torch.zeros(*shape, prompts.shape[1], prompts.shape[1], dtype=torch.float64)
     entropy, uniform = torch.zeros(2, *shape, dtype=torch.float64)
     for rows, query_mask in reading.rows_and_query_masks(batch_size):
@@ -153,7 +153,7 @@ class PatternPass:
     """
 
     caller: str
-    surface: HookedModel
+    hooked: HookedModel
     prompts: Prompts
     selected: Tensor
     recorded: Recorded | None
@@ -161,46 +161,46 @@ class PatternPass:
     @classmethod
     def parse(cls, caller: str, model: Any, tokens: Any, positions: Any) -> PatternPass:
         """Reads the arguments that all passes share."""
-        surface = HookedModel(model)
-        prompts, recorded = parse_tokens_or_recorded(surface, tokens, caller)
+        hooked = HookedModel(model)
+        prompts, recorded = parse_prompts_and_recorded(hooked, tokens, caller)
         selected = parse_position_mask(positions, prompts, caller)
-        check_no_unmasked_padding(surface, prompts, selected, caller)
+        check_no_unmasked_padding(hooked, prompts, selected, caller)
         counted = prompts.in_order(selected & prompts.real) & prompts.reached
-        return cls(caller, surface, prompts, counted, recorded)
+        return cls(caller, hooked, prompts, counted, recorded)
 
     @property
     def heads(self) -> tuple[Head, ...]:
         """All heads, layer by layer."""
-        shape = self.surface.n_layers, self.surface.n_heads
+        shape = self.hooked.n_layers, self.hooked.n_heads
         return tuple(Head(layer, head) for layer, head in np.ndindex(shape))
 
     def rows_and_query_masks(self, batch_size: int | None) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows of each forward pass and their mask of queries that count, bool [batch 1 query]."""
         total, length = self.prompts.shape[:2]
-        kept = _PER_ENTRY * self.surface.n_layers * self.surface.n_heads * length
-        step = choose_batch_size(self.surface, length, batch_size, self.caller, kept=kept)
+        kept = _PER_ENTRY * self.hooked.n_layers * self.hooked.n_heads * length
+        step = choose_batch_size(self.hooked, length, batch_size, self.caller, kept=kept)
         for start in range(0, total, step):
             rows = slice(start, min(start + step, total))
-            yield rows, self.selected[rows, None].to(self.surface.device)
+            yield rows, self.selected[rows, None].to(self.hooked.device)
 
     def patterns_by_layer(self, rows: slice | Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yields for each layer its number, and these rows' patterns, in double precision, and keys that queries may
         see.
         """
         if self.recorded is None:
-            found = self.run_rows(rows)
+            found = self.run_and_read_patterns(rows)
         else:
             found = [(pattern[rows], seen[rows]) for pattern, seen in self.recorded.patterns]
         for layer, (pattern, seen) in enumerate(found):
             yield layer, pattern.double(), seen
 
-    def run_rows(self, rows: slice | Tensor) -> Patterns:
+    def run_and_read_patterns(self, rows: slice | Tensor) -> Patterns:
         """Runs some rows, and returns their patterns by layer, each prompt's own tokens first."""
-        layers, here = range(self.surface.n_layers), self.prompts[rows]
+        layers, here = range(self.hooked.n_layers), self.prompts[rows]
         scores, patterns = (
             [KINDS[site].hook.format(layer) for layer in layers] for site in ("scores", "pattern")
         )
-        raw = record_rows(self.surface, self.prompts, rows, (*scores, *patterns), self.caller)
+        raw = run_and_record(self.hooked, self.prompts, rows, (*scores, *patterns), self.caller)
         found: Patterns = []
         for of_scores, of_pattern in zip(scores, patterns, strict=True):
             pattern = raw.pop(of_pattern)
@@ -212,14 +212,14 @@ class PatternPass:
         return found
 
 
-def parse_tokens_or_recorded(
-    surface: HookedModel, tokens: Any, caller: str
+def parse_prompts_and_recorded(
+    hooked: HookedModel, tokens: Any, caller: str
 ) -> tuple[Prompts, Recorded | None]:
     """Returns the prompts, and their patterns where these were recorded."""
     if isinstance(tokens, Recorded):
-        if tokens.model is not surface.model:
+        if tokens.model is not hooked.model:
             raise CircuitsError(
                 f"{caller}: these patterns were recorded of another model; give the tokens, or record them of this one"
             )
         return tokens.prompts, tokens
-    return parse_prompts(surface, tokens, caller), None
+    return parse_prompts(hooked, tokens, caller), None

@@ -98,11 +98,11 @@ def scores(
     """
     caller = "patterns.scores"
     reading = PatternPass.parse(caller, model, tokens, positions)
-    prompts, heads, surface = reading.prompts, reading.heads, reading.surface
+    prompts, heads, hooked = reading.prompts, reading.heads, reading.hooked
     tokens, given = prompts.tokens, parse_metric_batch(batch, caller, len(prompts))
     seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
     named = parse_templates(templates, tokens, given is not None)
-    sums = np.zeros((3, surface.n_layers, surface.n_heads, len(named), len(tokens)))
+    sums = np.zeros((3, hooked.n_layers, hooked.n_heads, len(named), len(tokens)))
     for rows, query_mask in reading.rows_and_query_masks(batch_size):
         examples = tokens[rows] if given is None else given[rows]
         keys = [template_for_rows(name, one, examples, rows, prompts[rows]) for name, one in named.items()]
@@ -247,7 +247,7 @@ def classify(
             )
     of_class = {name: () if name in unless.values() else only.get(name) for name in scores.templates}
     excluded = [[of is not None and head not in of for of in of_class.values()] for head in scores.heads]
-    rows = _classify_by_template(scores, threshold, unless, np.array(excluded))
+    rows = _classify_each_head(scores, threshold, unless, np.array(excluded))
     keys = [{"layer": head.layer, "head": head.head} for head in scores.heads]
     frame = pd.DataFrame([key | row for key, row in zip(keys, rows, strict=True)])
     groups: dict[str, tuple[Head, ...]] = {}
@@ -270,7 +270,7 @@ def _parse_allowed_heads(given: Any) -> tuple[AnyHead, ...] | None:
         return () if isinstance(given, tuple | list) and not given else parse_heads(given).heads
 
 
-def _classify_by_template(
+def _classify_each_head(
     scores: Scores, threshold: float, unless: Mapping[str, str], excluded: np.ndarray
 ) -> Iterator[dict[str, Any]]:
     """Yields the class of each head, and what is known of its best template and the rival of that.

@@ -17,11 +17,11 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.edits import parse_keys
+from circuits.interventions.edits import parse_positions_without_mask
 from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike
 from circuits.snapshots_and_positions import dense_if_array, positions_to_mask
-from circuits.validate import is_whole, parse_tensor, stringify_keys
+from circuits.validate import is_whole, parse_token_tensor, stringify_keys
 
 
 def identity(length: int | ArrayLike) -> Bool[Tensor, "query key"]:
@@ -40,7 +40,7 @@ def previous(length: int | ArrayLike, by: int = 1) -> Bool[Tensor, "query key"]:
 
 def constant(length: int, positions: PositionsLike) -> Bool[Tensor, "query key"]:
     """Marks the same positions for every query; negative ones count from the end."""
-    chosen = parse_keys(positions, "patterns.constant", "positions")
+    chosen = parse_positions_without_mask(positions, "patterns.constant", "positions")
     if chosen is None:
         raise CircuitsError("patterns.constant: no position given")
     return positions_to_mask(chosen, _parse_size(length, 1), "patterns.constant").expand(length, -1)
@@ -72,7 +72,7 @@ def marked(mask: ArrayLike) -> Bool[Tensor, "batch query key"]:
 
 def duplicate(tokens: ArrayLike) -> Bool[Tensor, "batch query key"]:
     """Marks the earlier positions with the query's token, where a duplicate token head looks."""
-    ids = parse_tensor(tokens, "patterns: tokens").cpu()
+    ids = parse_token_tensor(tokens, "patterns: tokens").cpu()
     return (ids[:, :, None] == ids[:, None, :]).tril(-1)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.figures.results import probe_figure
-from circuits.model.activation_recording import record_rows
+from circuits.model.activation_recording import run_and_record
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts
@@ -78,24 +78,24 @@ def linear(
     Inside `intervene` the edits are in force. Sources: Gopalani, Lubana, Hu 2024, figure 6; Hewitt & Liang 2019.
     """
     draws, fitted, penalty = parse_draws(draws, "probe"), bool(intercept), _parse_penalty(ridge)
-    surface, seed = HookedModel(model), parse_seed(seed, "probe")
-    prompts = parse_prompts(surface, tokens, "probe")
+    hooked, seed = HookedModel(model), parse_seed(seed, "probe")
+    prompts = parse_prompts(hooked, tokens, "probe")
     entries = parse_entries(prompts, positions, splits, test, seed)
-    chosen, named = parse_sites(surface, sites, heads), parse_targets(targets, kind, prompts)
+    chosen, named = parse_sites(hooked, sites, heads), parse_targets(targets, kind, prompts)
     control = None if untrained is None else HookedModel(untrained)
     if control is not None and parse_sites(control, sites, heads) != chosen:
         raise CircuitsError("probe: the untrained model has not the sites of the model")
     given = prompts, entries, chosen, (fitted, penalty)
     (drawn,) = np.random.SeedSequence([seed, 3]).generate_state(1, np.uint64) >> 1
     shuffled = [[one, one.shuffled([entries.fit, entries.held_out], int(drawn))] for one in named]
-    probes, size = _fit_probes(surface, *given, shuffled, batch_size)
+    probes, size = _fit_probes(hooked, *given, shuffled, batch_size)
     if control is not None:
         others, _ = _fit_probes(control, *given, [[one] for one in named], size)
         probes = [replace(one, untrained=other.value) for one, other in zip(probes, others, strict=True)]
     settings = {"seed": seed, "draws": draws, "batch_size": size, "intercept": fitted, "ridge": penalty}
     weights = {(one.site.label, one.target): one.fitted for one in probes}
     return ProbeResult(
-        tabulate_scores(probes, entries, seed, draws), weights, settings | surface.unchecked_setting
+        tabulate_scores(probes, entries, seed, draws), weights, settings | hooked.setting_if_unchecked
     )
 
 
@@ -108,7 +108,7 @@ def _parse_penalty(ridge: Any) -> float:
 
 
 def _fit_probes(
-    surface: HookedModel,
+    hooked: HookedModel,
     prompts: Prompts,
     entries: ProbeEntries,
     sites: Sequence[ProbeSite],
@@ -122,17 +122,17 @@ def _fit_probes(
         fit: whether there is an intercept, and the penalty.
         targets: each alone, or with its shuffled control behind it.
     """
-    surface.check_prompts(prompts, "probe: tokens")
-    check_no_unmasked_padding(surface, prompts, entries.used, "probe")
+    hooked.check_prompts(prompts, "probe: tokens")
+    check_no_unmasked_padding(hooked, prompts, entries.used, "probe")
     # The activations of a forward at all sites are in memory together.
-    kept = 2 * len(sites) * (surface.sizes["d_model"] or 1)
-    most = choose_batch_size(surface, prompts.shape[1], batch_size, "probe", kept=kept)
+    kept = 2 * len(sites) * (hooked.sizes["d_model"] or 1)
+    most = choose_batch_size(hooked, prompts.shape[1], batch_size, "probe", kept=kept)
     examples, chosen, (intercept, ridge) = torch.arange(len(prompts)), entries.used, fit
     fitted = torch.isin(examples, entries.fit)[:, None].expand(chosen.shape)[chosen]
 
     def fit_with_size(size: int) -> tuple[list[ScoredProbe], int]:
         probes: dict[ProbeSite, list[ScoredProbe]] = {}
-        for site, vectors in site_vectors(surface, prompts, entries, sites, size):
+        for site, vectors in site_vectors(hooked, prompts, entries, sites, size):
             x, here = vectors.double(), fitted.to(vectors.device)
             regression = Regression(x[here], intercept, torch.finfo(vectors.dtype).eps)
             probes[site] = []
@@ -150,7 +150,7 @@ def _fit_probes(
 
 
 def site_vectors(
-    surface: HookedModel, prompts: Prompts, entries: ProbeEntries, sites: Sequence[ProbeSite], step: int
+    hooked: HookedModel, prompts: Prompts, entries: ProbeEntries, sites: Sequence[ProbeSite], step: int
 ) -> Iterator[tuple[ProbeSite, Tensor]]:
     """Yields each site with its vectors at the entries in use, [entry d], in the order of examples and positions.
 
@@ -161,7 +161,7 @@ def site_vectors(
     while waiting:
         kept: dict[ProbeSite, list[Tensor]] = {site: [] for site in waiting}
         for rows in torch.arange(len(prompts)).split(step):
-            seen = record_rows(surface, prompts, rows, {site.hook for site in kept}, "probe")
+            seen = run_and_record(hooked, prompts, rows, {site.hook for site in kept}, "probe")
             for site, vectors in kept.items():
                 vectors.append(_finite_vectors_in_use(site, seen, prompts[rows], entries.used[rows]))
             while len(kept) > 1 and sum(x.nbytes for parts in kept.values() for x in parts) > MOST_KEPT:
@@ -194,14 +194,14 @@ class Regression:
 
     def __init__(self, x: Tensor, intercept: bool, eps: float) -> None:
         self._raw, self._intercept, self._eps = x, intercept, eps
-        self._mean = _exact_mean(x) if intercept else x.new_zeros(x.shape[1])
+        self._mean = _mean_from_first_entry(x) if intercept else x.new_zeros(x.shape[1])
         self._x = x - self._mean
         self._gram = self._x.T @ self._x
 
     @property
     def rank(self) -> int:
         """The number of directions with variance above rounding."""
-        return self._readable_and_hidden_directions[0].shape[1]
+        return self._directions_split_at_rounding[0].shape[1]
 
     def fit_weight_and_bias(self, y: Tensor, width: int, ridge: float) -> tuple[Tensor, Tensor]:
         """Returns weight [d width] and bias [width] that minimise Σ(y − xw − b)² + ridge·|w|²; b is not penalised.
@@ -213,7 +213,7 @@ class Regression:
         """
         mean_y = self._x.new_zeros(width)
         if self._intercept:
-            mean_y = _exact_mean(y) if y.ndim == 2 else torch.bincount(y, minlength=width) / len(y)
+            mean_y = _mean_from_first_entry(y) if y.ndim == 2 else torch.bincount(y, minlength=width) / len(y)
         if y.ndim == 2:
             cross = self._x.T @ (y - mean_y)
         else:
@@ -222,13 +222,13 @@ class Regression:
             penalty = ridge * torch.eye(len(cross), dtype=cross.dtype, device=cross.device)
             weight = torch.linalg.solve(self._gram + penalty, cross)
         else:
-            readable, inverse, hidden = self._readable_and_hidden_directions
+            readable, inverse, hidden = self._directions_split_at_rounding
             weight = readable @ (inverse @ (readable.T @ cross))
             weight = weight - hidden @ (hidden.T @ weight)
         return weight, mean_y.to(weight) - self._mean @ weight
 
     @cached_property
-    def _readable_and_hidden_directions(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _directions_split_at_rounding(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns directions with variance above rounding, as columns, the inverse of their Gram matrix, and an
         orthonormal basis of those without.
 
@@ -251,7 +251,7 @@ class Regression:
         return shown, inverse, torch.linalg.qr(vectors[:, ~readable]).Q
 
 
-def _exact_mean(x: Tensor) -> Tensor:
+def _mean_from_first_entry(x: Tensor) -> Tensor:
     """Returns the mean over entries, from the first one on: that of equal numbers is that number, without rounding."""
     return x[:1].sum(0) + (x - x[:1]).mean(0)
 
@@ -363,7 +363,7 @@ def _entry_metrics(predicted: Tensor, true: Tensor, target: Target) -> dict[str,
     ones = torch.ones(len(true), dtype=torch.float64)
     if target.kind == CLASSIFICATION:
         return {"accuracy": ((predicted == true).double(), ones)}
-    error, spread = (predicted - true).square().sum(1), (true - _exact_mean(true)).square().sum(1)
+    error, spread = (predicted - true).square().sum(1), (true - _mean_from_first_entry(true)).square().sum(1)
     found = {"mse": (error, ones * target.width), "r2": (spread - error, spread)}
     if target.width == 1:  # a cosine would be the sign
         return found

@@ -57,7 +57,7 @@ class ProbeSite:
         return activation.flatten(2).expand(len(prompts), -1, -1)
 
 
-def parse_sites(surface: HookedModel, sites: Any, heads: Any) -> tuple[ProbeSite, ...]:
+def parse_sites(hooked: HookedModel, sites: Any, heads: Any) -> tuple[ProbeSite, ...]:
     """Returns each (site, layer) and head at which a probe is fitted, in this order.
 
     Args:
@@ -69,7 +69,7 @@ def parse_sites(surface: HookedModel, sites: Any, heads: Any) -> tuple[ProbeSite
     probe_sites: list[ProbeSite] = []
     for site in sites:
         parsed = parse_place(site, heads, "probe")
-        for layer, hook, chosen in parsed.resolve(surface):
+        for layer, hook, chosen in parsed.resolve(hooked):
             layer_site = Site(parsed.site.name, layer)
             probe_sites += [ProbeSite(layer_site, hook, head) for head in chosen or (None,)]
     return tuple(dict.fromkeys(probe_sites))

@@ -13,7 +13,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError, format_value
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import continuation_ids, parse_tokens_or_texts
-from circuits.model.prompts import Prompts, Texts, positions_from_mask
+from circuits.model.prompts import Prompts, UntokenisedTexts, positions_from_mask
 from circuits.model.types import AnswersLike
 from circuits.snapshots_and_positions import dense_if_array
 from circuits.validate import is_whole
@@ -56,16 +56,18 @@ class LogitDifference:
             model: the model, where answers are texts.
         """
         _check_output(output)
-        surface = None if model is None else HookedModel(model)
+        hooked = None if model is None else HookedModel(model)
         prompts = None if prompts is None else parse_tokens_or_texts(prompts, CALLER, "prompts")
-        if isinstance(prompts, Texts):
+        if isinstance(prompts, UntokenisedTexts):
             raise CircuitsError(f"{CALLER}: give the prompts that were run, circuits.prompts(model, texts)")
         real = torch.ones(output.shape[:2], dtype=torch.bool) if prompts is None else prompts.real
         if tuple(real.shape) != tuple(output.shape[:2]):
             raise CircuitsError(f"{CALLER}: prompts are {list(real.shape)}, the output {list(output.shape)}")
-        return self.resolve_answers(real, surface, prompts)(output)
+        return self.resolve_answers(real, hooked, prompts)(output)
 
-    def resolve_answers(self, real: Tensor, surface: HookedModel | None, prompts: Prompts | None) -> Answers:
+    def resolve_answers(
+        self, real: Tensor, hooked: HookedModel | None, prompts: Prompts | None
+    ) -> ResolvedAnswers:
         """Returns the answers of a batch whose tokens the mask [n pos] tells; texts need its prompts, too."""
         batch = len(real)
         self.check_count(batch)
@@ -82,18 +84,18 @@ class LogitDifference:
         sides = (side * batch if len(side) == 1 else side for side in (self.right, self.wrong))
         pairs = list(zip(*sides, strict=True))
         if any(isinstance(token, str) for pair in pairs for answer in pair for token in answer):
-            if surface is None or prompts is None:
+            if hooked is None or prompts is None:
                 raise CircuitsError(
                     f"{CALLER}: answers that are texts need the prompts and the model; give token ids"
                 )
-            pairs = _answer_first_token_ids(pairs, surface, prompts, (positions % counts + 1).tolist())
+            pairs = _answer_first_token_ids(pairs, hooked, prompts, (positions % counts + 1).tolist())
         rows = [
             [*((one, 1 / len(right)) for one in right), *((one, -1 / len(wrong)) for one in wrong)]
             for right, wrong in pairs
         ]
         widest = max(map(len, rows))
         table = torch.tensor([row + [(0, 0)] * (widest - len(row)) for row in rows], dtype=torch.float64)
-        return Answers(columns, table[..., 0].long(), table[..., 1])
+        return ResolvedAnswers(columns, table[..., 0].long(), table[..., 1])
 
     def check_count(self, batch: int) -> None:
         """Refuses answers or positions of another number of examples."""
@@ -116,7 +118,7 @@ class LogitDifference:
 
 
 @dataclass(frozen=True)
-class Answers:
+class ResolvedAnswers:
     """The answers of some examples: columns [n], ids [n k] of right and wrong ones, and their weights in the difference
     [n k], negative for wrong ones.
     """
@@ -128,8 +130,8 @@ class Answers:
     def __len__(self) -> int:
         return len(self.columns)
 
-    def __getitem__(self, rows: slice) -> Answers:
-        return Answers(*(part[rows] for part in vars(self).values()))
+    def __getitem__(self, rows: slice) -> ResolvedAnswers:
+        return ResolvedAnswers(*(part[rows] for part in vars(self).values()))
 
     def __call__(self, output: Tensor) -> Tensor:
         """Returns the difference of each example."""
@@ -140,7 +142,7 @@ class Answers:
         logits = output[torch.arange(len(output), device=output.device), self.columns.to(output.device)]
         return (logits.gather(1, self.ids.to(output.device)) * self.weights.to(output)).sum(1)
 
-    def in_columns(self, columns: Tensor) -> Answers:
+    def for_kept_columns(self, columns: Tensor) -> ResolvedAnswers:
         """Returns the answers in an output that has only these of its columns."""
         return replace(self, columns=torch.searchsorted(columns, self.columns))
 
@@ -188,13 +190,13 @@ def bind_answers(
         raise CircuitsError(f"{caller}: logit_difference has its answers with it; leave out batch=")
     if inputs is None:
         return answer_logit_difference, metric, None
-    surface, prompts = inputs
+    hooked, prompts = inputs
     several = prompts.padded and len(set(metric.positions)) > 1
     read = None if several else tuple(dict.fromkeys(metric.positions))
-    return answer_logit_difference, metric.resolve_answers(prompts.real, surface, prompts), read
+    return answer_logit_difference, metric.resolve_answers(prompts.real, hooked, prompts), read
 
 
-def answer_logit_difference(output: Tensor, answers: Answers | LogitDifference) -> Tensor:
+def answer_logit_difference(output: Tensor, answers: ResolvedAnswers | LogitDifference) -> Tensor:
     """Returns the logit difference of each example."""
     return answers(output)
 
@@ -238,16 +240,16 @@ def _parse_positions(given: Any) -> tuple[int, ...]:
 
 
 def _answer_first_token_ids(
-    pairs: list[tuple[Answer, ...]], surface: HookedModel, prompts: Prompts, lengths: list[int]
+    pairs: list[tuple[Answer, ...]], hooked: HookedModel, prompts: Prompts, lengths: list[int]
 ) -> list[tuple[Answer, ...]]:
     """Returns the answers of each example as ids: of a text, its first token after so many of the prompt's."""
-    if getattr(surface.model, "tokenizer", None) is None:
+    if getattr(hooked.model, "tokenizer", None) is None:
         raise CircuitsError(f"{CALLER}: answers that are texts need the model's tokenizer; give token ids")
     found: list[tuple[Answer, ...]] = []
     for row, (pair, length) in enumerate(zip(pairs, lengths, strict=True)):
         tokens: dict[str, list[int]] = {}
         for text in dict.fromkeys(one for answer in pair for one in answer if isinstance(one, str)):
-            tokens[text] = _tokenize_continuation(text, surface, prompts, row, length)
+            tokens[text] = _tokenize_continuation(text, hooked, prompts, row, length)
             for other in tokens:
                 if other != text and tokens[other][0] == tokens[text][0]:
                     raise CircuitsError(
@@ -260,17 +262,17 @@ def _answer_first_token_ids(
 
 
 def _tokenize_continuation(
-    text: str, surface: HookedModel, prompts: Prompts, row: int, length: int
+    text: str, hooked: HookedModel, prompts: Prompts, row: int, length: int
 ) -> list[int]:
     """Returns the tokens of an answer after a prompt's; in bidirectional attention, where it is not read after its
     prompt but in its place, the one token that it is by itself.
     """
-    tokens = continuation_ids(surface, prompts, row, length if surface.causal else 0, text)
+    tokens = continuation_ids(hooked, prompts, row, length if hooked.causal else 0, text)
     if not tokens:
         raise CircuitsError(
             f"{CALLER}: example {row}: the tokens of prompt and answer {text!r} together do not begin with the "
             "prompt's; begin the answer, and not end the prompt, with the space between them, or give token ids"
         )
-    if len(tokens) > 1 and not surface.causal:
+    if len(tokens) > 1 and not hooked.causal:
         raise CircuitsError(f"{CALLER}: the answer {text!r} is {len(tokens)} tokens, {tokens}; give one")
     return tokens

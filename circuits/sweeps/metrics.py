@@ -24,7 +24,7 @@ from circuits.snapshots_and_positions import (
     parse_positions,
     positions_to_mask,
 )
-from circuits.sweeps.logit_difference import Answers, LogitDifference, bind_answers, logit_difference
+from circuits.sweeps.logit_difference import LogitDifference, ResolvedAnswers, bind_answers, logit_difference
 from circuits.validate import parse_metric_batch, stringify_keys
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
@@ -89,7 +89,7 @@ class Metric:
             read = replace(read, name="metric" if name == "<lambda>" else name, untested=())
         if inputs is None:
             return read
-        surface, prompts = inputs
+        hooked, prompts = inputs
         what = f"{caller}, " + ("positions" if positions is not None else "read_positions of the metric")
         if isinstance(positions, slice):
             if prompts.padded:
@@ -105,7 +105,7 @@ class Metric:
             kept = positions_to_mask(at, prompts.shape[1], what, kept).expand(prompts.shape[:2])
         if metric is None:
             used = prompts.real if kept is None else kept
-            check_no_unmasked_padding(surface, prompts, used, f"{caller}, without metric=")
+            check_no_unmasked_padding(hooked, prompts, used, f"{caller}, without metric=")
         return replace(read, positions=at, kept=kept, aligned=not prompts.padded, examples=len(prompts))
 
     @classmethod
@@ -144,9 +144,14 @@ class Metric:
         unedited one at all.
         """
         values = self.call_function(output, clean if columns is None else clean[:, columns], columns)
-        return {name: self.parse_value(value, name, len(output), title) for name, value in values.items()}
+        return {
+            name: self.parse_sums_and_counts(value, name, len(output), title)
+            for name, value in values.items()
+        }
 
-    def parse_value(self, value: Any, name: str, size: int, variant: str) -> tuple[np.ndarray, np.ndarray]:
+    def parse_sums_and_counts(
+        self, value: Any, name: str, size: int, variant: str
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Reads one of a call's values: a number per example [n], or a pair (sum [n], count [n]).
 
         Copied: a metric may fill the same array in every call.
@@ -189,7 +194,7 @@ class Metric:
             columns = [one.columns_read for one in self.parts.values()]
             known = [one for one in columns if one is not None]
             return torch.cat(known).unique() if len(known) == len(columns) else None
-        if isinstance(self.batch, Answers):
+        if isinstance(self.batch, ResolvedAnswers):
             return self.batch.columns.unique()
         if self.positions is None or self.kept is None:
             return None
@@ -212,9 +217,9 @@ class Metric:
         kept, batch, owned = self.kept, self.batch, False
         kept = None if kept is None else kept.to(output.device)
         if columns is not None:
-            if self.function is None or isinstance(batch, Answers):
+            if self.function is None or isinstance(batch, ResolvedAnswers):
                 kept = None if kept is None else kept[:, columns.to(kept.device)]
-                batch = batch.in_columns(columns) if isinstance(batch, Answers) else batch
+                batch = batch.for_kept_columns(columns) if isinstance(batch, ResolvedAnswers) else batch
             else:
                 assert kept is not None
                 whole = output.new_full((*kept.shape, output.shape[2]), torch.nan)

@@ -94,9 +94,9 @@ def read_prompts(model: nn.Module, file: str | Path, side: str | None = None) ->
     """
     rows = _read_file_rows(Path(file))
     clean = prompts(model, [row["clean"] for row in rows], side)
-    surface = HookedModel(model)
+    hooked = HookedModel(model)
     ids = {
-        name: [_answer_token_id(surface, clean, at, name, row[name]) for at, row in enumerate(rows)]
+        name: [_answer_token_id(hooked, clean, at, name, row[name]) for at, row in enumerate(rows)]
         for name in NEEDED[1:]
     }
     for number, pair in enumerate(zip(*ids.values(), strict=True), start=1):
@@ -136,7 +136,7 @@ def _read_file_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _answer_token_id(surface: HookedModel, clean: Prompts, row: int, name: str, text: Any) -> int:
+def _answer_token_id(hooked: HookedModel, clean: Prompts, row: int, name: str, text: Any) -> int:
     """Returns the one token that an answer is after its prompt."""
     if is_whole(text, 0):
         return int(text)
@@ -144,7 +144,7 @@ def _answer_token_id(surface: HookedModel, clean: Prompts, row: int, name: str, 
         raise CircuitsError(
             f"{CALLER}: row {row + 1}: {name} is a text or a token id, got {format_value(text)}"
         )
-    found = continuation_ids(surface, clean, row, int(clean.lengths[row]), text)
+    found = continuation_ids(hooked, clean, row, int(clean.lengths[row]), text)
     if found is None or len(found) != 1:
         tokens = "no tokens of its own" if not found else f"{len(found)} tokens"
         raise CircuitsError(

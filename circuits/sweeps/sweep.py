@@ -24,7 +24,7 @@ from circuits.model.prompts import Prompts
 from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike
 from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, metric_label, variant_label
-from circuits.sweeps.sweep_result import SweepResult, parse_resampling, place_columns, tabulate_runs
+from circuits.sweeps.sweep_result import SweepResult, edited_place_columns, parse_resampling, tabulate_runs
 from circuits.validate import check_renamed_args, parse_choice, parse_metric_batch, stringify_keys
 
 NAIVE, FAST = "naive", "fast"
@@ -78,16 +78,16 @@ def sweep(
         CircuitsError: before any run for variants, batch or arguments that do not fit, and after the first one for a
             metric that returns another shape or a value that is not finite.
     """
-    surface = HookedModel(model)
+    hooked = HookedModel(model)
     parse_choice(engine, ("auto", NAIVE), "sweep", "engine")
-    prompts = parse_prompts(surface, tokens, "sweep")
-    measured = Metric.parse(metric, batch, (surface, prompts), "sweep", positions)
+    prompts = parse_prompts(hooked, tokens, "sweep")
+    measured = Metric.parse(metric, batch, (hooked, prompts), "sweep", positions)
     resampling = parse_resampling(seed, draws, flips, "sweep")
-    return run_sweep(surface, prompts, variants, measured, resampling, engine, batch_size)[0]
+    return run_sweep(hooked, prompts, variants, measured, resampling, engine, batch_size)[0]
 
 
 def run_sweep(
-    surface: HookedModel,
+    hooked: HookedModel,
     prompts: Prompts,
     variants: Any,
     metric: Metric,
@@ -96,20 +96,24 @@ def run_sweep(
     batch_size: int | None = None,
 ) -> tuple[SweepResult, Measurements]:
     """Returns the result of `sweep`, and the values of every example behind it."""
-    with hold_eval_mode(surface.model), torch.no_grad():
-        plans, columns = _plan_variants(variants, surface), metric.columns_read
-        refused = 'engine="naive"' if engine == NAIVE else reason_not_to_stack(surface, prompts)
+    with hold_eval_mode(hooked.model), torch.no_grad():
+        plans, columns = _plan_variants(variants, hooked), metric.columns_read
+        refused = 'engine="naive"' if engine == NAIVE else reason_not_to_stack(hooked, prompts)
         for one in plans:
             one.alone = refused
             if refused is None:
-                one.decide_stacking(surface)
+                one.decide_stacking(hooked)
         # The streams of the clean pass are held beside a forward.
-        kept = surface.n_layers * (surface.sizes["d_model"] or 1)
+        kept = hooked.n_layers * (hooked.sizes["d_model"] or 1)
         read = None if columns is None else len(columns)
-        size = choose_batch_size(surface, prompts.shape[1], batch_size, "sweep", kept=kept, read=read)
-        job = ModelSweep(surface, prompts, metric, plans)
+        size = choose_batch_size(hooked, prompts.shape[1], batch_size, "sweep", kept=kept, read=read)
+        job = ModelSweep(hooked, prompts, metric, plans)
         measured = run_within_memory(size, job.measure)
-    settings: dict[str, Any] = {"batch_size": job.batch_size, "n": len(prompts), **surface.unchecked_setting}
+    settings: dict[str, Any] = {
+        "batch_size": job.batch_size,
+        "n": len(prompts),
+        **hooked.setting_if_unchecked,
+    }
     settings |= {"words": prompts.labels()} if prompts.words is not None else {}
     settings |= {
         "positions": None if metric.positions is None else list(metric.positions),
@@ -131,7 +135,7 @@ class ModelSweep:
         batch_size: rows in a forward of the latest measurement.
     """
 
-    surface: HookedModel
+    hooked: HookedModel
     prompts: Prompts
     metric: Metric
     variants: Sequence[Variant]
@@ -142,14 +146,14 @@ class ModelSweep:
         self.batch_size, total = size, len(self.prompts)
         self.found = Measurements(
             [
-                {"variant": one.name, "draw": one.draw, **place_columns(one.interventions, one.plan)}
+                {"variant": one.name, "draw": one.draw, **edited_place_columns(one.interventions, one.plan)}
                 for one in self.variants
             ]
         )
-        self.references = CleanPassResults(self.surface, size)
+        self.references = CleanPassResults(self.hooked, size)
         step = -(-total // -(-total // size))
         for start in range(0, total, step):
-            with assert_weights_unchanged(self.surface.model, metric_label(self.metric.name)):
+            with assert_weights_unchanged(self.hooked.model, metric_label(self.metric.name)):
                 self._measure_chunk(slice(start, min(start + step, total)))
         return self.found
 
@@ -162,7 +166,7 @@ class ModelSweep:
             key=lambda index: (self.variants[index].start, self.variants[index].from_z),
         )
         together = [self.variants[index] for index in stacked]
-        clean = run_clean_pass(self.surface, self.prompts, rows, together, self.references.results)
+        clean = run_clean_pass(self.hooked, self.prompts, rows, together, self.references.results)
         # A model may overwrite its output in the next run.
         self.clean = _check_numeric_output(clean.output, self.here.kept, BASELINE).clone()
         self.scale = self.clean.masked_fill(~self.clean.isfinite(), 0.0).abs().max()
@@ -177,7 +181,7 @@ class ModelSweep:
         for first in range(0, len(stacked), width):
             indices = stacked[first : first + width]
             together = [self.variants[index] for index in indices]
-            outputs = run_stacked(self.surface, clean, together, columns).unflatten(0, (len(indices), -1))
+            outputs = run_stacked(self.hooked, clean, together, columns).unflatten(0, (len(indices), -1))
             for index, one, output in zip(indices, together, outputs, strict=True):
                 if one.unseen:  # by itself, it is an error that says why
                     self._measure_alone(index)
@@ -190,10 +194,10 @@ class ModelSweep:
     def _measure_alone(self, index: int) -> None:
         """Runs one variant in a forward of its own, by plain hooks."""
         with (
-            attach_plan(self.surface, self.variants[index].plan, self.references),
-            mark_running_rows(self.surface.model, self.rows, len(self.prompts)),
+            attach_plan(self.hooked, self.variants[index].plan, self.references),
+            mark_running_rows(self.hooked.model, self.rows, len(self.prompts)),
         ):
-            output = self.surface.run_forward(self.prompts[self.rows])
+            output = self.hooked.run_forward(self.prompts[self.rows])
         self._measure_output(index, output)
 
     def _measure_output(self, index: int, output: Any, columns: Tensor | None = None) -> None:
@@ -227,7 +231,7 @@ def _check_numeric_output(output: Any, kept: Tensor | None, title: str) -> Tenso
     return output
 
 
-def _plan_variants(variants: Any, surface: HookedModel) -> list[Variant]:
+def _plan_variants(variants: Any, hooked: HookedModel) -> list[Variant]:
     """Returns every variant, each draw by itself, as steps on the model; refuses names that would be the same in the
     table.
     """
@@ -249,7 +253,7 @@ def _plan_variants(variants: Any, surface: HookedModel) -> list[Variant]:
             if not together:
                 raise CircuitsError(f"sweep: variant {name!r} has no intervention")
             with prefix_circuits_errors(f"variant {name!r}"):
-                found.append(Variant(name, draw if drawn else None, together, plan_steps(together, surface)))
+                found.append(Variant(name, draw if drawn else None, together, plan_steps(together, hooked)))
     return found
 
 
@@ -283,7 +287,7 @@ def compare(
     found: Measurements | None = None
     done = 0
     for part in parts if isinstance(parts, Iterable) else ():
-        if not _is_chunk(part):
+        if not _is_unedited_and_outputs(part):
             raise CircuitsError("compare: give a list of (unedited, {name: output}), all of them tensors")
         clean, outputs = part
         if found is None:
@@ -308,6 +312,6 @@ def compare(
     return tabulate_runs(found, resampling, {}, {"engine": "given", "n": done}, measured.untested)
 
 
-def _is_chunk(part: Any) -> bool:
+def _is_unedited_and_outputs(part: Any) -> bool:
     is_pair = isinstance(part, tuple | list) and len(part) == 2 and isinstance(part[1], Mapping)
     return is_pair and all(isinstance(x, Tensor) for x in (part[0], *part[1].values()))

@@ -232,7 +232,7 @@ def tabulate_runs(
     return SweepResult(frame, _rows_to_frame(unedited, BASELINE_COLUMNS), described, settings)
 
 
-def place_columns(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
+def edited_place_columns(interventions: Sequence[Intervention], plan: Iterable[Step]) -> Row:
     """Returns the columns that say what a variant edits; a number only where it is exactly one."""
     # A path is listed by its receiver.
     places = [step.receiver if isinstance(step, EdgePatch) else step for step in plan]

@@ -36,7 +36,7 @@ from interp_tasks import experiments
 from interp_tasks.checkpoints.run_reader import read_metrics, read_run
 from interp_tasks.checkpoints.steps_around_drop import theoretical_plateau
 from interp_tasks.measurement.run_logs import find_runs
-from interp_tasks.published import papers
+from interp_tasks.published import paper_names
 from interp_tasks.reproduction import reproduce
 from interp_tasks.reproduction.runs_and_records import read_records_file, records_file
 
@@ -96,7 +96,7 @@ def leaves(value: Any) -> set[float]:
 def claims() -> dict[str, set[float]]:
     """Returns the numbers of every claim, by its name."""
     found: dict[str, set[float]] = {}
-    for paper in papers():
+    for paper in paper_names():
         for reproduction in (results.judged(paper), reproduce(paper, preset="paper")):
             for row in reproduction.frame.to_dict("records"):
                 words = numbers_in(f"{row['published']} {row['rule']}")

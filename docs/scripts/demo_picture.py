@@ -33,7 +33,7 @@ def draw_curve(figure: Any) -> None:
     """Draws the error at the blanks over training, the error of answering 0 and both steps in the first row."""
     (log,) = read_runs(MATRIX_RUN)
     level = declared_by_run(log, "plateau_levels")["mse_masked"]
-    steps, values = log.finite_lists("mse_masked")
+    steps, values = log.finite_as_lists("mse_masked")
     first = {"row": 1, "col": 1}
     figure.add_scatter(x=steps, y=values, mode="lines", line={"color": COLOURS[0], "width": 2}, **first)
     guess = f"answering 0 at every blank: {level:.4f}"

@@ -27,10 +27,10 @@ from interp_tasks.checkpoints.run_reader import (
     RUN_FILE,
     checkpoint_folder,
     log_file,
-    read_log_bytes,
+    read_decompressed_log,
 )
 from interp_tasks.checkpoints.run_writer import declared_drop
-from interp_tasks.grid_spec import ShippedRun, read_grid_spec, recipe_file, runs_shipped_by_recipe
+from interp_tasks.grid_spec import RunToShip, read_grid_spec, recipe_file, runs_shipped_by_recipe
 from interp_tasks.grids.run_and_tabulate import is_trained
 from interp_tasks.grids.work_units import TrainUnit, list_train_units
 from tasks.base import pool_parts
@@ -41,7 +41,7 @@ SAMPLES = 10_000
 CLOCK_LINES = 200
 
 
-def shipped_runs(recipe: str | Path) -> dict[str, tuple[ShippedRun, TrainUnit]]:
+def shipped_runs(recipe: str | Path) -> dict[str, tuple[RunToShip, TrainUnit]]:
     """Returns the runs that a recipe ships, by name in the zoo, each with its whole configuration and folder."""
     spec = read_grid_spec(recipe_file(recipe))
     units = list_train_units(spec)
@@ -106,7 +106,7 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
         (packed / RUN_FILE).write_text(json.dumps(described), encoding="utf-8")
         for name, short in ((METRICS_FILE, shortened), (CLOCK_FILE, thinned)):
             if (file := log_file(run, name)).is_file():
-                text = short(read_log_bytes(file).decode("utf-8")).encode("utf-8")
+                text = short(read_decompressed_log(file).decode("utf-8")).encode("utf-8")
                 (packed / f"{name}.xz").write_bytes(lzma.compress(text, preset=6 | lzma.PRESET_EXTREME))
         for step in steps:
             dtype = None if exact and step == steps[-1] else "float16"

@@ -15,7 +15,7 @@ import torch
 from plotly.subplots import make_subplots
 
 from circuits import run as run_model
-from circuits.figures.layout import COLOURS, INK, TEMPLATE, draw_panels, series_style
+from circuits.figures.layout import COLOURS, INK, TEMPLATE, colour_and_symbol, draw_panels
 from circuits.figures.panels import Series, curve, heatmap
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
@@ -24,7 +24,7 @@ from interp_tasks.demo import median_matrix_and_completions
 from interp_tasks.measurement.experiment_options import Examples
 from interp_tasks.reproduction import reproduce
 from interp_tasks.reproduction.runs_and_records import read_records_file, records_file
-from interp_tasks.reproduction.verdict_text import headlines
+from interp_tasks.reproduction.verdict_text import headline_verdicts
 
 IMAGES, RESULTS = (Path(__file__).parents[1] / name for name in ("images", "results"))
 FLAGSHIP, SEEDS = "zoo:matrix-completion-7x7", "zoo:matrix-completion-7x7-seeds/seed-{}"
@@ -206,7 +206,7 @@ def primes_in_order() -> Any:
         table = table[(table["metric"] == "step at 95%") & (table["split"] == "validation")]
         table = table[table["variant"] != "accuracy"]
         primes = table["variant"].str.removeprefix("accuracy_")
-        colour, symbol = series_style(seed)
+        colour, symbol = colour_and_symbol(seed)
         reached = table["value"].notna()
         for kept, filled in ((reached, ""), (~reached, "-open")):
             # What never comes stands above the last step, one row for each seed.
@@ -237,7 +237,7 @@ def copying_needs_attention() -> Any:
         width, error, low, high = zip(
             *([float(x) for x in found[1:]] for found in row.findall(page) if found[0] == norm), strict=True
         )
-        colour, symbol = series_style(at)
+        colour, symbol = colour_and_symbol(at)
         ends = {"array": [b - a for a, b in zip(error, high, strict=True)], "symmetric": False}
         ends |= {"arrayminus": [a - b for a, b in zip(error, low, strict=True)], "thickness": 1.5}
         # Side by side: both forms were trained from the same three widths.
@@ -276,7 +276,7 @@ def learning_coefficient() -> Any:
         place = {"row": 1 + at // 3, "col": 1 + at % 3}
         for look, (column, name) in enumerate(named.items()):
             values = rows[column] / (rows[column].iloc[0] if column == "coefficient" else 1)
-            colour, symbol = series_style(look)
+            colour, symbol = colour_and_symbol(look)
             style = {"line": {"color": colour, "width": 2}, "marker": {"size": 6, "symbol": symbol}}
             figure.add_scatter(x=rows["step"], y=values, name=name, showlegend=not at, **style, **place)
     figure.update_traces(mode="lines+markers")
@@ -323,7 +323,7 @@ def headline_dots() -> Any:
     """Returns matrix completion's headlines that are positive numbers: ours with its interval, bounds, published."""
     found = reproduce("matrix-completion")
     verdicts = found.frame.to_dict("records")
-    every = [row for _, shown in headlines(found.paper, verdicts) for row in shown]
+    every = [row for _, shown in headline_verdicts(found.paper, verdicts) for row in shown]
     # From the bottom up; a logarithm has no place for an interval around 0.
     rows = [row for row in reversed(every) if row["value_ci_low"] > 0]
     bounds = {claim.id: (claim.holds.above, claim.holds.below) for claim in found.paper.claim}

@@ -11,11 +11,11 @@ from interp_tasks.reproduction import Reproduction, reproduce
 from interp_tasks.reproduction.verdict_text import (
     Verdict,
     control_numbers,
-    headlines,
+    headline_verdicts,
     interval_text,
     is_known,
     n_runs_text,
-    with_median,
+    our_number_and_median,
 )
 
 
@@ -76,15 +76,15 @@ def headlines_markdown(
     ]
     head[2:2] = ["published size (runs)"] if published_size else []
     lines = []
-    for claim, shown in headlines(paper, verdicts):
+    for claim, shown in headline_verdicts(paper, verdicts):
         for row in shown:
             condition = f" (`{row['run']}`)" if len(shown) > 1 else ""
-            ours = [cell(row) for cell in (with_median, n_runs_text, interval_text)]
+            ours = [cell(row) for cell in (our_number_and_median, n_runs_text, interval_text)]
             judged_by = [str(claim.holds), verdict(row), corrected_p(row), control_numbers(row)]
             cells = [f"{claim.says}{condition}", claim.published or "–", *ours, *judged_by]
             if published_size:
                 there = published_size.get(claim.id)
-                cells[2:2] = [f"{with_median(there)} ({n_runs_text(there)})" if there else "–"]
+                cells[2:2] = [f"{our_number_and_median(there)} ({n_runs_text(there)})" if there else "–"]
             lines.append([cell.replace("|", "\\|") for cell in cells])
     whole = [f"| {' | '.join(line)} |" for line in (head, *lines)]
     return "\n".join([whole[0], "|---" * len(head) + "|", *whole[1:]]) if lines else ""

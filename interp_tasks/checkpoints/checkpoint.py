@@ -20,7 +20,7 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from circuits import __version__
 from circuits.model.edit_state import get_edit_state
-from interp_tasks.checkpoints.checkpoint_refs import ResolvedCheckpoint, resolve, resolve_single_ref
+from interp_tasks.checkpoints.checkpoint_refs import ResolvedCheckpoint, resolve, resolve_one_ref
 from interp_tasks.checkpoints.run_reader import (
     FORMAT,
     META_FILE,
@@ -34,7 +34,7 @@ from interp_tasks.checkpoints.run_reader import (
 )
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
-from interp_tasks.file_io import check_path_is_free, create_folder_atomically, read_file, write_synced
+from interp_tasks.file_io import check_path_is_free, create_folder_atomically, read_file_bytes, write_synced
 from tasks.base import Task
 from tasks.errors import TaskError
 from tasks.model_building import PostNormConfig, build_from_config, global_randomness_untouched
@@ -275,7 +275,7 @@ def load_checkpoint(ref: str | Path, device: str | torch.device = "cpu") -> Chec
     Raises:
         UserError: in one line, for a REF that names none or several, or whatever is wrong with its files.
     """
-    return _load_resolved(resolve_single_ref(ref), device)
+    return _load_resolved(resolve_one_ref(ref), device)
 
 
 def load_checkpoints(ref: str | Path, device: str | torch.device = "cpu") -> Iterator[Checkpoint]:
@@ -293,7 +293,7 @@ def read_checked_tensors(file: Path, meta: Mapping[str, Any]) -> dict[str, Tenso
     """Returns the tensors of a file of a checkpoint, which is as it was written: its ``meta.json`` has the digest."""
     is_state = file.name == TRAINING_STATE_FILE
     expected = meta["training_state" if is_state else "weights"]
-    content = read_file(file, "a training state" if is_state else "the model's parameters")
+    content = read_file_bytes(file, "a training state" if is_state else "the model's parameters")
     found = size_and_sha256(content)
     if found != {name: expected[name] for name in found}:
         size = f"{len(content)} bytes where {META_FILE} says {expected['bytes']}"

@@ -34,7 +34,7 @@ from interp_tasks.checkpoints.run_reader import (
     read_run,
     stored_steps,
 )
-from interp_tasks.checkpoints.steps_around_drop import MARKS, find_drop, find_marks
+from interp_tasks.checkpoints.steps_around_drop import MARKS, detect_drop_of_run, find_marks
 from interp_tasks.errors import UserError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
     return [replace(found[0], label=text)] if len(found) == 1 else found
 
 
-def resolve_single_ref(ref: str | Path, written: str = "") -> ResolvedCheckpoint:
+def resolve_one_ref(ref: str | Path, written: str = "") -> ResolvedCheckpoint:
     """Returns the one checkpoint that a REF names; a refusal shows it as it was ``written``, with its option."""
     first, *others = resolve(ref)
     if others:
@@ -183,7 +183,7 @@ def _checkpoints_in_run(name: str, selectors: list[str], text: str) -> list[Reso
     if not name.startswith(ZOO) and is_checkpoint_folder(path):
         if selectors:
             raise UserError(f"{text!r}: {path} is one checkpoint, not a run: leave out the @")
-        return [_resolve_folder(path)]
+        return [_resolve_checkpoint_folder(path)]
     steps = stored_steps(path)
     if not steps:
         raise _no_checkpoints_error(name, path, selectors)
@@ -217,7 +217,7 @@ def _no_checkpoints_error(name: str, path: Path, selectors: list[str]) -> UserEr
     if name.startswith(ZOO):
         if set(MARKS).intersection(selectors):
             # Without a drop, training it again would not give what is asked for.
-            find_drop(path, read_run(path), name)
+            detect_drop_of_run(path, read_run(path), name)
         return UserError(f"{name} ships its log alone: train it by its recipe for checkpoints")
     if (path / RUN_FILE).is_file():
         return UserError(f"{name} has no checkpoints yet")
@@ -255,7 +255,7 @@ def closest_names_hint(given: str, names: Sequence[str], prefix: str = "") -> st
     return f": the closest are {', '.join(prefix + each for each in close)}" if close else ""
 
 
-def _resolve_folder(path: Path) -> ResolvedCheckpoint:
+def _resolve_checkpoint_folder(path: Path) -> ResolvedCheckpoint:
     """Returns a checkpoint given by its folder; where that lies in a run, it is named as the run would name it."""
     step = read_checkpoint_meta(path)["step"]
     run, ref = path.parent.parent, path.as_posix()

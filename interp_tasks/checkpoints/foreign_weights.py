@@ -30,7 +30,7 @@ from interp_tasks.checkpoints.checkpoint import (
 )
 from interp_tasks.checkpoints.run_reader import (
     METRICS_FILE,
-    check_run_name,
+    check_run_path,
     checkpoint_folder,
     is_checkpoint_folder,
     is_run_folder,
@@ -40,7 +40,7 @@ from interp_tasks.checkpoints.run_reader import (
 )
 from interp_tasks.checkpoints.run_writer import RunFolder, declared_drop
 from interp_tasks.errors import UserError
-from interp_tasks.file_io import read_file
+from interp_tasks.file_io import read_file_bytes
 from tasks.base import Task
 
 #: Log-probabilities of an import and of the model itself may differ by so much.
@@ -200,7 +200,7 @@ def import_checkpoint(
             that is missing.
     """
     folder = Path(source)
-    check_run_name(Path(out))
+    check_run_path(Path(out))
     check_foreign_files(folder, tokenizer)
     lines = None if log is None else read_foreign_log(Path(log))
     if is_hugging_face(folder) and has_tokenizer(folder):
@@ -294,7 +294,7 @@ def step_in_name(file: Path) -> int | None:
 
 def read_state_dict(file: Path) -> dict[str, Tensor]:
     """Returns the parameters in a file by their names in a ``HookedTransformer``, without buffers."""
-    content = read_file(file, "a model's weights")
+    content = read_file_bytes(file, "a model's weights")
     try:
         if file.suffix == ".safetensors":
             state: Any = load_safetensors(content)
@@ -430,7 +430,7 @@ def read_foreign_log(file: Path) -> list[dict[str, Any]]:
     The split is told by the name of a column (``train_loss``, ``train/loss``, ``test_loss``, ``val_loss``); what names
     none is of validation.
     """
-    text = read_file(file, "a log, as CSV or JSON Lines").decode("utf-8", errors="replace")
+    text = read_file_bytes(file, "a log, as CSV or JSON Lines").decode("utf-8", errors="replace")
     is_csv = file.suffix == ".csv"
     rows: Iterable[Any] = (
         csv.DictReader(io.StringIO(text)) if is_csv else filter(str.strip, text.splitlines())

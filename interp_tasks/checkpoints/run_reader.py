@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.file_io import read_file
+from interp_tasks.file_io import read_file_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +72,7 @@ def check_no_run(folder: Path) -> None:
         raise UserError(f"{folder} is the folder of a run: choose another --out")
 
 
-def check_run_name(run: Path) -> None:
+def check_run_path(run: Path) -> None:
     """Refuses a folder that lies in a run's, at any depth, or whose run no REF could name."""
     for folder in run.resolve().parents:
         check_no_run(folder)
@@ -120,7 +120,7 @@ def is_step_number(value: Any) -> bool:
 
 def read_json(path: Path, description: str) -> dict[str, Any]:
     """Returns a JSON object from a file."""
-    raw = read_file(path, description)
+    raw = read_file_bytes(path, description)
     try:
         content = parse_json(raw)
     except ValueError as error:
@@ -160,9 +160,9 @@ def log_file(run: Path, name: str) -> Path:
     return compressed if compressed.is_file() and not plain.exists() else plain
 
 
-def read_log_bytes(file: Path) -> bytes:
+def read_decompressed_log(file: Path) -> bytes:
     """Returns the bytes of a log, decompressed."""
-    raw = read_file(file, LOGGED)
+    raw = read_file_bytes(file, LOGGED)
     if file.suffix != COMPRESSED:
         return raw
     try:
@@ -173,7 +173,7 @@ def read_log_bytes(file: Path) -> bytes:
 
 def iterate_log_entries(file: Path) -> Iterator[dict[str, Any]]:
     """Yields the lines of a log, in order; a last line that a killed writer left unfinished is dropped."""
-    for number, line in enumerate(io.BytesIO(read_log_bytes(file)), start=1):
+    for number, line in enumerate(io.BytesIO(read_decompressed_log(file)), start=1):
         # What follows the last newline was never finished, even where it happens to parse ("12" of "1234").
         if line.endswith(b"\n"):
             yield parse_metrics_line(line, file, number)
@@ -204,7 +204,7 @@ def parse_metrics_line(line: bytes, file: Path, number: int) -> dict[str, Any]:
     return content
 
 
-def read_metric_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]], int | None]:
+def read_columns_and_last_step(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]], int | None]:
     """Reads the metrics of a log, one column each, and the last step; a last line that is unfinished is left out."""
     import numpy as np
     import pyarrow as arrow
@@ -214,7 +214,7 @@ def read_metric_columns(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, 
     parts: dict[tuple[str, str], list[tuple[Steps, Values]]] = {}
     last, lines = -1, 0
     # What follows the last newline was never finished.
-    log = io.BytesIO(read_log_bytes(file).rpartition(b"\n")[0])
+    log = io.BytesIO(read_decompressed_log(file).rpartition(b"\n")[0])
     while block := b"".join(log.readlines(BLOCK)):
         try:
             table = pyarrow.json.read_json(arrow.BufferReader(block))
@@ -320,7 +320,7 @@ def is_complete_checkpoint(folder: Path) -> bool:
         return False
 
 
-def stored_resume_points(run: Path) -> list[tuple[int, Path]]:
+def checkpoint_and_stop_folders(run: Path) -> list[tuple[int, Path]]:
     """Returns the steps and folders of a run's checkpoints, and of a stop between two of them, by step."""
     points = [(step, checkpoint_folder(run, step)) for step in stored_steps(run)]
     with contextlib.suppress(UserError):

@@ -31,12 +31,12 @@ from interp_tasks.checkpoints.run_reader import (
     STOPPED_FOLDER,
     TRAINING_STATE_FILE,
     WEIGHTS_FILE,
+    checkpoint_and_stop_folders,
     checkpoint_folder,
     json_bytes,
     parse_metrics_line,
     read_checkpoint_meta,
     read_run,
-    stored_resume_points,
     stored_steps,
     to_plain_json,
 )
@@ -47,7 +47,7 @@ from interp_tasks.file_io import (
     atomic_write,
     explain_write_errors,
     is_temporary_name,
-    read_file,
+    read_file_bytes,
     remove_folder,
     sync_folder,
 )
@@ -112,7 +112,7 @@ def make_run_json(
         )
     if schedule and other:
         before, after = schedule.rates(old["train"]), schedule.rates(config["train"])
-        taken = max((step for step, _ in stored_resume_points(run)), default=0)
+        taken = max((step for step, _ in checkpoint_and_stop_folders(run)), default=0)
         for update in range(taken):
             if before(update) != after(update):
                 raise UserError(
@@ -335,7 +335,7 @@ class RunFolder:
 def newest_resume_point_and_fault(run: Path) -> tuple[ResumePoint | None, str]:
     """Returns the last point that training can go on from, or why the newest cannot be read."""
     fault = ""
-    for step, folder in reversed(stored_resume_points(run)):
+    for step, folder in reversed(checkpoint_and_stop_folders(run)):
         try:
             meta = read_checkpoint_meta(folder)
             state = folder / TRAINING_STATE_FILE
@@ -382,7 +382,7 @@ class JsonLinesLog:
         self.close()
         if not self.path.exists():
             return
-        raw, kept, torn = read_file(self.path, LOGGED), [], None
+        raw, kept, torn = read_file_bytes(self.path, LOGGED), [], None
         # What follows the last newline was never finished.
         for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
             try:

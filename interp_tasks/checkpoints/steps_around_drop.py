@@ -14,7 +14,7 @@ from interp_tasks.checkpoints.run_reader import (
     METRICS_FILE,
     RUN_FILE,
     log_file,
-    read_metric_columns,
+    read_columns_and_last_step,
     read_run,
     stored_steps,
 )
@@ -54,7 +54,7 @@ def find_marks(
     given = {mark: int(step) for mark, step in (published or {}).items() if mark in MARKS}
     if set(given) == set(MARKS):
         return given
-    drop, steps = find_drop(folder, described, name), stored_steps(folder)
+    drop, steps = detect_drop_of_run(folder, described, name), stored_steps(folder)
     before = [step for step in steps if step <= drop.onset]
     after = [step for step in steps if step >= drop.end]
     lacking = set(needed) - set(given)
@@ -75,14 +75,14 @@ def find_marks(
     return found | given
 
 
-def find_drop(run: Path, described: Mapping[str, Any], name: str) -> Drop:
+def detect_drop_of_run(run: Path, described: Mapping[str, Any], name: str) -> Drop:
     """Returns the drop that a run's own metrics show."""
     metric = described.get("drop_metric")
     if not isinstance(metric, dict) or metric.get("direction") not in ("down", "up") or "name" not in metric:
         raise UserError(
             f"{run / RUN_FILE} declares no drop_metric, so no drop can be found: give steps, or @last"
         )
-    columns, _ = read_metric_columns(run)
+    columns, _ = read_columns_and_last_step(run)
     logged = columns.get(("validation", metric["name"]))
     if logged is None or all(value != value for value in logged[1]):
         raise UserError(

@@ -20,7 +20,7 @@ from typer.models import OptionInfo
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
-def check_for_ignored_arguments(context: typer.Context, words: Sequence[str]) -> None:
+def check_repeated_or_empty_options(context: typer.Context, words: Sequence[str]) -> None:
     """Refuses what would be ignored in silence: several values for one option, and empty ones."""
     command: Any = context.command
     given, _, order = command.make_parser(context).parse_args(args=list(words))
@@ -119,7 +119,7 @@ def options_of_dataclass(kind: type) -> list[inspect.Parameter]:
     return sorted(options, key=lambda each: next(rank for rank, own in enumerate(bases) if each.name in own))
 
 
-def make_option(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+def make_parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -135,7 +135,7 @@ def options_of_parameters(parameters: Iterable[inspect.Parameter]) -> list[inspe
         if parameter.kind is parameter.VAR_KEYWORD:
             hints = get_type_hints(get_args(parameter.annotation)[0], include_extras=True)
             options += options_of_parameters(
-                make_option(name, hint, DEFAULTS.get(name)) for name, hint in hints.items()
+                make_parameter(name, hint, DEFAULTS.get(name)) for name, hint in hints.items()
             )
         if parameter.name in EXAMINED or get_origin(parameter.annotation) is not Annotated:
             continue
@@ -148,5 +148,5 @@ def options_of_parameters(parameters: Iterable[inspect.Parameter]) -> list[inspe
             default = [default] if isinstance(default, str) else list(default or ())
         elif type_ is str and isinstance(default, (tuple, list)):
             default = ",".join(map(str, default))
-        options.append(make_option(parameter.name, Annotated[type_, shown], default))
+        options.append(make_parameter(parameter.name, Annotated[type_, shown], default))
     return options

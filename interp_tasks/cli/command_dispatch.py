@@ -12,7 +12,7 @@ from textwrap import wrap
 import typer
 from typer.core import TyperCommand
 
-from interp_tasks.cli.command_building import CONTEXT, check_for_ignored_arguments, command_of_function
+from interp_tasks.cli.command_building import CONTEXT, check_repeated_or_empty_options, command_of_function
 from interp_tasks.cli.commands import COMMANDS, FUNCTIONS
 from interp_tasks.cli.terminal import write_data
 from interp_tasks.errors import UserError
@@ -80,7 +80,7 @@ def run_command(arguments: Sequence[str]) -> None:
         command = load_command(name, lines[name])
         context = typer.Context(command, info_name=f"{path} {name}", **CONTEXT)
         with context:
-            check_for_ignored_arguments(context, rest)
+            check_repeated_or_empty_options(context, rest)
             command.parse_args(context, rest)
             command.invoke(context)
     elif name in GROUP_OF:

@@ -15,7 +15,7 @@ from interp_tasks.cli.command_building import (
     TYPES_ALONE,
     CommonOptions,
     make_command,
-    make_option,
+    make_parameter,
     options_of_dataclass,
     options_of_parameters,
 )
@@ -112,7 +112,7 @@ class ResultOptions(PrintingOptions):
     plot: Annotated[bool, typer.Option("--plot", help="Write an HTML page with a figure.")] = False
 
 
-def check_output_files(name: str, out: Path | None, plot: bool) -> None:
+def check_output_files_writable(name: str, out: Path | None, plot: bool) -> None:
     """Refuses, before slow work, files that could not be written after it."""
     for suffix in (*(FILES if out is not None else ()), *([PAGE] if plot else [])):
         check_writable_file(result_file_path(out or "", name, suffix))
@@ -168,12 +168,12 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     of_metrics = not of_runs and find_view(experiment.name, "view_columns") is None
     own = [each for each in own if each.name not in experiment.without]
     if of_runs:
-        examined = make_option("ckpt", RUNS)
+        examined = make_parameter("ckpt", RUNS)
     elif signature["refs"].default is inspect.Parameter.empty:
-        examined = make_option("ckpt", REFS)
+        examined = make_parameter("ckpt", REFS)
     else:
-        examined = make_option("ckpt", REFS_OR_TASK, [])
-    of_rows = [make_option("metric", METRIC, None), make_option("top", TOP, None)] if of_metrics else []
+        examined = make_parameter("ckpt", REFS_OR_TASK, [])
+    of_rows = [make_parameter("metric", METRIC, None), make_parameter("top", TOP, None)] if of_metrics else []
 
     def call(
         *,
@@ -188,7 +188,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     ) -> None:
         metric = asked.pop("metric", None) if of_metrics else None
         top = asked.pop("top", None)
-        check_output_files(experiment.name, out, plot)
+        check_output_files_writable(experiment.name, out, plot)
         if import_path is not None:
             import_file(import_path)
         # A list that is not given is left out.

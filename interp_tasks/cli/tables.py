@@ -155,7 +155,7 @@ def print_blocks(
 
     kept, shared = split_shared_columns(columns, blocks)
     out = stdout_console()
-    kept, without = drop_intervals([*map(align_numbers, kept)], out.width)
+    kept, without = omit_intervals_to_fit([*map(align_numbers, kept)], out.width)
     named = len(naming_columns(kept))
     parts = fit_columns_to_width(kept, out.width)
     wide = stdout_console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
@@ -191,7 +191,7 @@ def print_blocks(
     return without
 
 
-def drop_intervals(columns: Sequence[TextColumn], room: int) -> tuple[list[TextColumn], list[str]]:
+def omit_intervals_to_fit(columns: Sequence[TextColumn], room: int) -> tuple[list[TextColumn], list[str]]:
     """Returns the columns with as many intervals as leave each row on one line, and the names of those without.
 
     Intervals of effects stay; of the others those of the last column go first.

@@ -44,7 +44,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     Refs,
     load_source_model,
-    resolve_compatible_sources,
+    resolve_and_check_sources,
     resolve_refs,
     source_batch,
 )
@@ -305,7 +305,7 @@ def patch(
     if examples.tokens is not None and of_input and source != RESAMPLE:
         raise UserError(f"--source {source}: tokens have no task to name it; write resample or a REF")
     found = resolve_refs(refs, examples)
-    lender = None if of_input else resolve_compatible_sources(source, found, one=True)[0]
+    lender = None if of_input else resolve_and_check_sources(source, found, one=True)[0]
     given = head_specs_to_labels(heads or ALL), parse_positions_or_mask(positions), by_class
     patching = PatchPlan(source, lender, sites, *given)
     notes = [f"Activations come from {patching.source_text}."]

@@ -26,7 +26,7 @@ from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs, resolve_refs, source_batch
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import check_choice, check_draws, parse_spans
-from interp_tasks.measurement.result import Result, Row, experiment, number_columns, or_empty, value_text
+from interp_tasks.measurement.result import Result, Row, cell_writer, experiment, number_columns, value_text
 from interp_tasks.pages import Column, Figure, number
 
 if TYPE_CHECKING:
@@ -458,10 +458,10 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
     metric = str(rows["metric"].iloc[0]) if rows["metric"].nunique() == 1 else "metric"
     shared = [
         Column("size", "size", lambda row: "–" if row["size"] != row["size"] else f"{row['size']:.0f}"),
-        Column("share", "share", or_empty("share", ".1%")),
+        Column("share", "share", cell_writer("share", ".1%")),
         Column("faithfulness [95% CI]", "faithfulness", faithfulness_text),
     ]
-    beside = Column("random", "beside", or_empty("beside", three_decimals))
+    beside = Column("random", "beside", cell_writer("beside", three_decimals))
     if "checkpoint" not in rows and rows["size"].notna().all():
         return [*shared, beside, Column(f"{metric} [95% CI]", "value", value_text), Column("", "mark")]
     several = [Column("checkpoint", "checkpoint")] if "checkpoint" in rows else []

@@ -101,7 +101,7 @@ def drops(
     curves = {
         (run.name, name): run.validation_curve(name)
         for run in logged_runs
-        for name in ((metric,) if metric is not None else run.drop_metrics_of_parts())
+        for name in ((metric,) if metric is not None else run.drop_metric_and_parts())
     }
     rows = [row for run in logged_runs for row in run_drop_rows(run, curves)]
     rows += median_rows_over_seeds(logged_runs, rows, lambda metric: metric in ("drop", LEFT), baselines=True)
@@ -201,7 +201,7 @@ def drops_view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     rows: list[dict[str, Any]] = []
     for (run, _), part in frame.groupby(["run", "variant"], sort=False):
         by_metric = {row["metric"].removeprefix(CORRELATION): row for row in part.to_dict("records")}
-        texts = {name: format_quantity(by_metric, name) for name in ("drop", *STEPS, *LEVELS, UNTIL)}
+        texts = {name: format_drop_quantity(by_metric, name) for name in ("drop", *STEPS, *LEVELS, UNTIL)}
         first: dict[Any, Any] = part.to_dict("records")[0]
         rows.append({**first, **texts, "ref": title, "run": str(run).removeprefix(prefix)})
     ends = {name: dict.fromkeys([frame[name].min(), frame[name].max()]) for name in ("step", "seed")}
@@ -209,7 +209,7 @@ def drops_view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.DataFrame(rows).assign(**(spans if frame["seed"].notna().any() else spans | {"seed": "–"}))
 
 
-def format_quantity(by_metric: Mapping[str, Mapping[Any, Any]], name: str) -> str:
+def format_drop_quantity(by_metric: Mapping[str, Mapping[Any, Any]], name: str) -> str:
     """Returns what people read of a quantity: of several seeds with the range, of a correlation with its interval."""
     row = by_metric.get(name, {"metric": name, "value": math.nan})
     value = row["value"]
@@ -276,7 +276,7 @@ def curve(
         }
         # The task's own metric comes first, and has the first colour, as in the report.
         curves[run.name] = {own.metric: own} | {name: one for name, one in others.items() if len(one.values)}
-        rows += level_rows(run, curves[run.name], own)
+        rows += plateau_and_final_rows(run, curves[run.name], own)
         rows += drop_and_loss_share_rows(run, own)
         for subject in subjects(f"{run.name}@all", examples) if run.name in measured else ():
             rows += checkpoint_metric_rows(run.name, subject)
@@ -288,7 +288,7 @@ def curve(
     return Result("curve", frame, config, tuple(notes), data={"curves": curves})
 
 
-def level_rows(run: LoggedRun, curves: Mapping[str, Curve], own: Curve) -> Iterator[Row]:
+def plateau_and_final_rows(run: LoggedRun, curves: Mapping[str, Curve], own: Curve) -> Iterator[Row]:
     """Yields the plateau and final level of every metric, with the theoretical level as baseline where known."""
     theory = declared_by_run(run, "plateau_levels")
     for variant in ("plateau", "final"):

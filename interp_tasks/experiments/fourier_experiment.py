@@ -21,7 +21,7 @@ from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs
 from interp_tasks.measurement.measure_checkpoints import MeasuredRows, measure
 from interp_tasks.measurement.option_parsing import THRESHOLD, parse_frequency_rule
-from interp_tasks.measurement.result import Result, Row, experiment, merge_rows, or_empty
+from interp_tasks.measurement.result import Result, Row, cell_writer, experiment, merge_rows
 from interp_tasks.pages import Column, Figure
 from interp_tasks.papers.input_grid_and_answers import GridInputs
 
@@ -197,8 +197,8 @@ def view_columns(frame: pandas.DataFrame) -> list[Column]:
         Column("tensor", "tensor"),
         Column("frequency", "variant"),
         Column("", "key"),
-        Column(SHARE, SHARE, or_empty(SHARE, ".4f")),
-        Column(NEURONS, NEURONS, or_empty(NEURONS, ".0f")),
+        Column(SHARE, SHARE, cell_writer(SHARE, ".4f")),
+        Column(NEURONS, NEURONS, cell_writer(NEURONS, ".0f")),
     ]
 
 

@@ -55,10 +55,10 @@ def lens(refs: Refs, **options: Unpack[Options]) -> Result:
         refs: one or several REFs; all see the same examples.
         options: samples, seed, split, task, task_config, tokens, device, progress: see :class:`Examples`.
     """
-    return measure("lens", refs, options, measure_checkpoint, config={}, notes=NOTES)
+    return measure("lens", refs, options, lens_rows, config={}, notes=NOTES)
 
 
-def measure_checkpoint(subject: LoadedCheckpoint) -> pandas.DataFrame:
+def lens_rows(subject: LoadedCheckpoint) -> pandas.DataFrame:
     """Returns the rows of one checkpoint."""
     from circuits import compare
     from circuits import lens as through

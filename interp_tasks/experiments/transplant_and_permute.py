@@ -22,7 +22,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     Refs,
     load_source_model,
-    resolve_compatible_sources,
+    resolve_and_check_sources,
     resolve_refs,
 )
 from interp_tasks.measurement.measure_checkpoints import MeasuredRows, measure, run_sweep
@@ -32,7 +32,7 @@ from interp_tasks.measurement.option_parsing import (
     check_layer,
     edit_name,
     parse_position_list,
-    split_at_commas_and_plus,
+    split_at_commas_or_plus,
 )
 from interp_tasks.measurement.result import Result, experiment
 from interp_tasks.pages import Figure
@@ -89,7 +89,7 @@ def transplant(
     chosen = None if layers is None else parse_position_list("--layers", layers)
     examples = Examples.of(options)
     found = resolve_refs(refs, examples)
-    sources, lent = resolve_compatible_sources(source, found), dict[str, dict[str, Any]]()
+    sources, lent = resolve_and_check_sources(source, found), dict[str, dict[str, Any]]()
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> MeasuredRows:
         variants, components_of, names = {}, {}, {}
@@ -135,12 +135,12 @@ def transplants_from_source(
 
 def normalise_components(spec: str) -> str:
     """Returns components of a model with ``+`` between them."""
-    for part in split_at_commas_and_plus(spec):
+    for part in split_at_commas_or_plus(spec):
         if part not in COMPONENTS:
             raise UserError(
                 f"--components {spec!r}: no component {part!r}; choose from {', '.join(COMPONENTS)}"
             )
-    return "+".join(dict.fromkeys(split_at_commas_and_plus(spec)))
+    return "+".join(dict.fromkeys(split_at_commas_or_plus(spec)))
 
 
 def transplanted_names(intervention: Any) -> list[str]:

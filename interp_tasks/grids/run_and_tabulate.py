@@ -27,7 +27,7 @@ from interp_tasks.checkpoints.run_reader import (
 )
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
-from interp_tasks.file_io import acquire_folder_lock, atomic_write, explain_write_errors, read_file
+from interp_tasks.file_io import acquire_folder_lock, atomic_write, explain_write_errors, read_file_bytes
 from interp_tasks.grid_spec import Spec, name_file_in_errors, parse_grid_spec, read_grid_spec
 from interp_tasks.grids.work_units import (
     GridPlan,
@@ -354,7 +354,7 @@ def read_record(root: Path, unit: Unit) -> UnitRecord | None:
         if record.status == "done" and isinstance(unit, TrainUnit):
             return record if is_trained(root, unit) else None
         if record.status == "done":
-            rows = read_file(result_file(root, unit.key), "the rows of a unit")
+            rows = read_file_bytes(result_file(root, unit.key), "the rows of a unit")
             return record if record.sha256 == size_and_sha256(rows)["sha256"] else None
     except (UserError, TypeError):
         return None
@@ -389,7 +389,7 @@ def tabulate_grid(grid: GridRun) -> pandas.DataFrame:
     frames = []
     for unit in grid.plan.measure:
         if unit.key in grid.records and grid.records[unit.key].status == "done":
-            stored = read_file(result_file(grid.folder, unit.key), "the rows of a unit")
+            stored = read_file_bytes(result_file(grid.folder, unit.key), "the rows of a unit")
             frames.append(pandas.read_parquet(io.BytesIO(stored)).rename(columns=OLD_NAMES))
     frame = pandas.concat(frames, ignore_index=True) if frames else tidy_frame([])
     together = pool_over_seeds(frame)

@@ -18,12 +18,12 @@ from interp_tasks.checkpoints.run_reader import (
     is_checkpoint_folder,
     log_file,
     read_checkpoint_meta,
-    read_log_bytes,
+    read_decompressed_log,
     size_and_sha256,
 )
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import every_experiment
-from interp_tasks.grid_spec import ExperimentSpec, Spec, TrainBlock, check_marks, shipped_runs
+from interp_tasks.grid_spec import ExperimentSpec, Spec, TrainBlock, check_step_selectors, shipped_runs
 from interp_tasks.measurement.run_logs import find_runs
 from interp_tasks.setting_parsing import MANY_RUNS
 from interp_tasks.text_formatting import did_you_mean
@@ -132,7 +132,7 @@ def check_experiment_call(asked: ExperimentSpec) -> None:
     if asked.name not in names:
         hint = did_you_mean(asked.name, names)
         raise UserError(f"no experiment {asked.name!r}: {hint}experiments are {', '.join(names)}")
-    check_marks(asked.at, f"experiment {asked.name}")
+    check_step_selectors(asked.at, f"experiment {asked.name}")
     if asked.at and "runs" in experiment_signature_parameters(asked):
         raise UserError(f"experiment {asked.name} takes whole runs: leave out at = {list(asked.at)}")
     try:
@@ -182,7 +182,7 @@ def identify_run_content(run: str, asked: ExperimentSpec) -> dict[str, Any]:
         files = [
             log_file(path, name) for path in find_runs(run).values() for name in (METRICS_FILE, CLOCK_FILE)
         ]
-        logs = [read_log_bytes(file) for file in files if file.is_file()]
+        logs = [read_decompressed_log(file) for file in files if file.is_file()]
         return {"run": run, "logs": [size_and_sha256(log)["sha256"] for log in logs]}
     refs = [f"{run}@{mark}" for mark in asked.at] or [
         run if is_checkpoint_folder(Path(run)) else f"{run}@all"

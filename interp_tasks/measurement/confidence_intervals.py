@@ -125,7 +125,7 @@ def median_interval(bounds: Sequence[Interval]) -> Interval | None:
     return lows[rank], highs[n - 1 - rank]
 
 
-def p_value_at_bound(value: float, error: float, df: int | None, bound: float) -> float:
+def one_sided_p_value(value: float, error: float, df: int | None, bound: float) -> float:
     """Returns the share of the t distribution (normal: ``df`` is ``None``) beyond a bound, on its side of the number.
 
     One-sided: small where the number is well below the bound.
@@ -161,7 +161,7 @@ def bootstrap_rows(
         series = [sums_and_counts(one) for one in both]
         sums, counts = (np.stack(part) for part in zip(*series, strict=True))
         pooled = ratio(sums.sum(1), counts.sum(1))
-        weights = draw_counts(seed, sums.shape[1])
+        weights = bootstrap_counts(seed, sums.shape[1])
         resampled = ratio(weights @ sums.T, weights @ counts.T)
         low, high = percentiles(resampled[:, :1], LEVEL)
         row: dict[str, Any] = {"metric": name, "n": sums.shape[1], "value": pooled[0]}
@@ -175,7 +175,7 @@ def bootstrap_rows(
 
 
 @lru_cache(maxsize=4)
-def draw_counts(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
+def bootstrap_counts(seed: int, examples: int, stream: int = 1) -> numpy.ndarray:
     """Returns how often each example is in each resample: [draws examples]; the same for every row of a table.
 
     Args:
@@ -206,7 +206,7 @@ def bootstrap_point_weights(points: int, seed: int) -> numpy.ndarray:
     """Returns weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
     import numpy as np
 
-    return np.concatenate([np.ones((1, points)), draw_counts(seed, points, stream=4)])
+    return np.concatenate([np.ones((1, points)), bootstrap_counts(seed, points, stream=4)])
 
 
 def weighted_correlation(one: numpy.ndarray, other: numpy.ndarray, weights: numpy.ndarray) -> numpy.ndarray:

@@ -10,7 +10,7 @@ from circuits.model.heads import Head
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment_options import DEFAULT_SAMPLES
 from interp_tasks.measurement.head_options_and_edits import resolve_positions_or_mask
-from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, declared_or_empty
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, declared_by_task
 from interp_tasks.measurement.option_parsing import chosen_names
 
 if TYPE_CHECKING:
@@ -84,16 +84,16 @@ def classify_heads(
     chosen = scored_positions(subject, positions)
     shared = {"positions": chosen, "seed": subject.seed}
     templates = chosen_templates(subject, names)
-    own = record_patterns_if_small(subject, subject.tokens)
+    own = record_patterns_or_tokens(subject, subject.tokens)
     scores = patterns.scores(subject.model, own, templates, batch=subject.batch, **shared)
-    paired = declared_or_empty(subject, "attention_moves", subject.batch, subject.seed) if moving else {}
+    paired = declared_by_task(subject, "attention_moves", subject.batch, subject.seed) if moving else {}
     moves = {
         change: patterns.movement(
-            subject.model, own, record_patterns_if_small(subject, other.tokens), **shared
+            subject.model, own, record_patterns_or_tokens(subject, other.tokens), **shared
         )
         for change, other in paired.items()
     }
-    declared = declared_or_empty(subject, "attention_rules")
+    declared = declared_by_task(subject, "attention_rules")
     rules = {name: rule for name, rule in declared.items() if name in templates}
     unless = {name: rule.unless for name, rule in rules.items() if rule.unless in templates}
     among = {
@@ -103,7 +103,7 @@ def classify_heads(
     }
     classes = patterns.classify(scores, THRESHOLD, unless=unless, among=among)
     possible = tuple(name for name in templates if name not in unless.values())
-    pairs = declared_or_empty(subject, "attention_relocations", subject.batch, subject.seed) if moving else {}
+    pairs = declared_by_task(subject, "attention_relocations", subject.batch, subject.seed) if moving else {}
     followed = {}
     for name, each in pairs.items():
         before, after = each.before.tokens, each.after.tokens
@@ -115,7 +115,7 @@ def classify_heads(
     return HeadClasses(own, scores, classes, possible, moves, followed, chosen)
 
 
-def record_patterns_if_small(subject: LoadedCheckpoint, tokens: Any) -> Any:
+def record_patterns_or_tokens(subject: LoadedCheckpoint, tokens: Any) -> Any:
     """Returns the attention patterns on some examples, for several measurements; the examples where that takes much
     memory, so that each runs them anew.
     """
@@ -152,7 +152,7 @@ def chosen_templates(subject: LoadedCheckpoint, names: Sequence[str]) -> dict[st
         "duplicate": lambda batch: patterns.duplicate(tokens_of(batch)),
         "induction": lambda batch: patterns.induction(tokens_of(batch)),
     }
-    own = declared_or_empty(subject, "attention_templates") or known
+    own = declared_by_task(subject, "attention_templates") or known
     known |= own
     return {name: known[name] for name in chosen_names(known, names or own, "--template", subject)}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from circuits.errors import prefix_circuits_errors
 from interp_tasks.checkpoints import ResolvedCheckpoint, read_run, resolve
-from interp_tasks.checkpoints.checkpoint_refs import resolve_single_ref
+from interp_tasks.checkpoints.checkpoint_refs import resolve_one_ref
 from interp_tasks.checkpoints.run_reader import check_names_task
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
@@ -62,7 +62,7 @@ class LoadedCheckpoint:
         return replace(self, batch=batch, tokens=batch.tokens)
 
 
-def declared_or_empty(subject: LoadedCheckpoint, name: str, *given: Any) -> Mapping[str, Any]:
+def declared_by_task(subject: LoadedCheckpoint, name: str, *given: Any) -> Mapping[str, Any]:
     """Returns what a checkpoint's task declares; nothing where it declares none, or there are no pairs of examples.
 
     Args:
@@ -80,7 +80,7 @@ def source_batch(subject: LoadedCheckpoint, source: str | None, usual: Sequence[
         source: ``"resample"``, or such a name; ``None``: the first of the ``usual`` that it declares.
     """
     task: Any = subject.task
-    known = {**declared_or_empty(subject, "attention_moves", subject.batch, subject.seed)}
+    known = {**declared_by_task(subject, "attention_moves", subject.batch, subject.seed)}
     known |= task.patch_sources(subject.batch) if hasattr(task, "patch_sources") else {}
     name = source or next((each for each in usual if each in known), RESAMPLE)
     if name == RESAMPLE:
@@ -123,11 +123,11 @@ def resolve_refs(
     return list(found.values())
 
 
-def resolve_compatible_sources(
+def resolve_and_check_sources(
     source: str | Sequence[str], receivers: Sequence[ResolvedCheckpoint], one: bool = False
 ) -> list[ResolvedCheckpoint]:
     """Returns the checkpoints that ``--source`` names, unloaded; they have the architecture of every receiver."""
-    found = [resolve_single_ref(str(source), f"--source {source}")] if one else resolve_refs(source)
+    found = [resolve_one_ref(str(source), f"--source {source}")] if one else resolve_refs(source)
     for lender, each in product(found, receivers):
         theirs, own = lender.meta["model"], each.meta["model"]
         for name in ARCHITECTURE.split():
@@ -255,6 +255,6 @@ def checkpoints_by_run(found: Sequence[ResolvedCheckpoint]) -> dict[str, list[Re
     return {run: sorted(several, key=lambda one: one.step) for run, several in runs.items()}
 
 
-def get_run_name(subject: LoadedCheckpoint) -> str:
+def path_of_run(subject: LoadedCheckpoint) -> str:
     """Returns the name of a checkpoint's run, as in :func:`checkpoints_by_run`."""
     return str(subject.stored.run_path or subject.stored.path)

@@ -59,7 +59,7 @@ def chosen_names(known: Collection[str], names: Collection[str], option: str, ow
     return list(dict.fromkeys(names or known))
 
 
-def split_at_commas_and_plus(spec: str) -> list[str]:
+def split_at_commas_or_plus(spec: str) -> list[str]:
     """Returns the parts that commas and ``+`` unite into one row."""
     return re.split(r"[,+]", re.sub(r"\s+", "", spec))
 
@@ -120,7 +120,7 @@ def select_kinds(kinds: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     return tuple(kind for kind in known if not kinds or kind in kinds)
 
 
-def check_level(level: float) -> None:
+def check_accuracy_level(level: float) -> None:
     if not 0 < level <= 1:
         raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
 

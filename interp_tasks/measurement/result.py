@@ -166,7 +166,7 @@ def metrics_side_by_side(frame: pandas.DataFrame) -> pandas.DataFrame:
 def columns_side_by_side(headers: Mapping[str, str], rows: pandas.DataFrame) -> list[Column]:
     """Returns the columns of that table, by header: of a row, or metrics."""
     return [
-        Column(header, name, None if name in COLUMNS else or_empty(f"{name}, text", str))
+        Column(header, name, None if name in COLUMNS else cell_writer(f"{name}, text", str))
         for name, header in headers.items()
         if name in rows
     ]
@@ -259,7 +259,7 @@ def readable_table(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, list[Colu
     return frame, columns
 
 
-def or_empty(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
+def cell_writer(key: str, text: str | Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
     """Returns a writer of a row's value by a format such as ``".1%"``, or a function; empty where it is missing."""
 
     def format_cell(row: Mapping[str, Any]) -> str:

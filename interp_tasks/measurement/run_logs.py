@@ -19,9 +19,9 @@ from interp_tasks.checkpoints.run_reader import (
     RUN_FILE,
     is_checkpoint_folder,
     log_file,
-    read_metric_columns,
+    read_columns_and_last_step,
 )
-from interp_tasks.checkpoints.steps_around_drop import find_drop, task_of_run, theoretical_plateau
+from interp_tasks.checkpoints.steps_around_drop import detect_drop_of_run, task_of_run, theoretical_plateau
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import binomial_interval, finite_or_nan, interval_over_runs
 from interp_tasks.measurement.result import Row, number_columns
@@ -101,7 +101,7 @@ class LoggedRun:
         known = np.isfinite(values)
         return steps[known], values[known]
 
-    def finite_lists(self, metric: str, split: str = "validation") -> tuple[list[int], list[float]]:
+    def finite_as_lists(self, metric: str, split: str = "validation") -> tuple[list[int], list[float]]:
         """Returns steps and finite values of a metric."""
         steps, values = self.finite_values(metric, split)
         return steps.tolist(), values.tolist()
@@ -118,13 +118,13 @@ class LoggedRun:
         way: Literal["down", "up"] = "up" if "accuracy" in metric else "down"
         if metric.startswith(self.drop_metric):
             way = self.direction
-        theory = theoretical_plateau(self.described) if metric in self.drop_metrics_of_parts() else None
+        theory = theoretical_plateau(self.described) if metric in self.drop_metric_and_parts() else None
         found = detect_drop_or_reason(steps, values, way, theory)
         if isinstance(found, Drop):
             return Curve(metric, steps, values, found)
         return Curve(metric, steps, values, None, found)
 
-    def drop_metrics_of_parts(self) -> tuple[str, ...]:
+    def drop_metric_and_parts(self) -> tuple[str, ...]:
         """Returns the task's drop metric and, of a mixture, that of each part."""
         own = self.drop_metric
         return tuple(n for n in self.logged_metrics() if n == own or n.startswith(f"{own} (")) or (own,)
@@ -184,7 +184,7 @@ def read_runs(given: str | Sequence[str]) -> list[LoggedRun]:
             )
         if not all(isinstance(section, dict) for section in config.values()):
             raise UserError(f"{path / RUN_FILE} is mangled: a section of its config is not an object")
-        runs.append(LoggedRun(name, path, described, *read_metric_columns(path)))
+        runs.append(LoggedRun(name, path, described, *read_columns_and_last_step(path)))
     return runs
 
 
@@ -272,7 +272,7 @@ def find_drop_or_none(run: Path) -> Drop | None:
     if not (run / RUN_FILE).is_file():
         return None
     try:
-        return find_drop(run, read_run(run), run.name)
+        return detect_drop_of_run(run, read_run(run), run.name)
     except UserError:
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from circuits.figures.layout import Panel, draw_panels, series_style
+from circuits.figures.layout import Panel, colour_and_symbol, draw_panels
 from circuits.figures.panels import Series, curve, heatmap, points, rows_to_series
 from interp_tasks.pages import Figure, number
 
@@ -22,7 +22,7 @@ def table_figures(frame: pandas.DataFrame, examples: str) -> list[Figure]:
     Args:
         examples: on how many it was measured, a sentence.
     """
-    has_map, training = is_single_head_row(frame).any(), is_over_training(frame)
+    has_map, training = single_head_mask(frame).any(), is_drawn_over_steps(frame)
     title = (
         "Effect of each head alone, and of heads together" if has_map else "Every metric, edited and unedited"
     )
@@ -42,12 +42,12 @@ def values_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
 
     Of a run with several steps both are over these: a line for each variant, and a map of heads by step.
     """
-    training, names = is_over_training(frame), frame["variant"].astype(str)
+    training, names = is_drawn_over_steps(frame), frame["variant"].astype(str)
     if frame.duplicated(["ref", "metric", "variant", "draw"]).any():
         names += "<br>" + frame["intervention"].astype(str)
     frame = frame.assign(line=names)
     frame = frame[frame["draw"].isna()] if training else frame
-    is_map, by, panels = is_single_head_row(frame), "run" if training else "ref", list[Panel]()
+    is_map, by, panels = single_head_mask(frame), "run" if training else "ref", list[Panel]()
     for metric in map(str, dict.fromkeys(frame["metric"])):
         rows = frame[frame["metric"] == metric]
         maps, rest = rows[is_map[rows.index]], rows[~is_map[rows.index]]
@@ -88,7 +88,7 @@ def points_panel(rows: pandas.DataFrame, metric: str, refs: list[Any], title: st
             of_draws = rows_to_series(draws, "line", style=small, look=index)
             series[f"{ref}, single draws"] = of_draws._replace(low=None, high=None)
         # An open mark is larger than the filled one that may lie on it.
-        opened = {"symbol": f"{series_style(index)[1]}-open", "size": 15, "line": {"width": 2}}
+        opened = {"symbol": f"{colour_and_symbol(index)[1]}-open", "size": 15, "line": {"width": 2}}
         style = {"marker": opened, "offsetgroup": str(ref), "showlegend": False}
         series[f"{ref}, unedited"] = rows_to_series(pooled, "line", "baseline", style=style, look=index)
     return points(series, title, y=metric, log_y=suits_log_axis(rows))
@@ -117,13 +117,13 @@ def suits_log_axis(rows: pandas.DataFrame) -> bool:
     return bool(there.size and there.min() > 0 and there.max() > 100 * there.min())
 
 
-def is_single_head_row(frame: pandas.DataFrame) -> pandas.Series:
+def single_head_mask(frame: pandas.DataFrame) -> pandas.Series:
     """Returns rows of the experiment ``heads`` that are about one head alone, and no group that happens to be one."""
     alone = frame["layer"].astype("string") + "." + frame["head"].astype("string")
     return (frame["experiment"] == "heads") & (frame["variant"] == alone).fillna(False)
 
 
-def is_over_training(frame: pandas.DataFrame) -> bool:
+def is_drawn_over_steps(frame: pandas.DataFrame) -> bool:
     """Returns whether a run has so many steps that values are drawn as lines over them."""
     checkpoints = frame.drop_duplicates("ref")
     if checkpoints[["run", "step"]].isna().any(axis=None) or checkpoints.duplicated(["run", "step"]).any():

@@ -34,10 +34,10 @@ def build_untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransform
     task, device = subject.task, subject.tokens.device
     assert task is not None
     if task.name == "prompts":
-        model = reinitialise(subject, derive_seed(subject.seed, "untrained", draw))
+        model = build_reinitialised(subject, derive_seed(subject.seed, "untrained", draw))
         return model.to(device, print_details=False)
     cfg, why = subject.model.cfg, ""
-    settings = init_settings_of_run(subject) | {name: getattr(cfg, held) for name, held in HELD_AS.items()}
+    settings = model_settings_of_run(subject) | {name: getattr(cfg, held) for name, held in HELD_AS.items()}
     settings |= {"norm": "post" if is_post_norm(subject.model) else "pre"}
     settings |= {} if cfg.attn_only else {"d_mlp": cfg.d_mlp}
     try:
@@ -60,7 +60,7 @@ def build_untrained(subject: LoadedCheckpoint, draw: int = 0) -> HookedTransform
     return model.to(device, print_details=False)
 
 
-def reinitialise(subject: LoadedCheckpoint, seed: int) -> HookedTransformer:
+def build_reinitialised(subject: LoadedCheckpoint, seed: int) -> HookedTransformer:
     """Returns the subject's architecture with weights drawn as transformer-lens draws them for it."""
     import torch
 
@@ -74,7 +74,7 @@ def reinitialise(subject: LoadedCheckpoint, seed: int) -> HookedTransformer:
     return model
 
 
-def init_settings_of_run(subject: LoadedCheckpoint) -> dict[str, Any]:
+def model_settings_of_run(subject: LoadedCheckpoint) -> dict[str, Any]:
     """Returns the settings that a model's weights do not show, from the run of this task that the checkpoint is in."""
     from interp_tasks.checkpoints.run_reader import RUN_FILE, read_run
 

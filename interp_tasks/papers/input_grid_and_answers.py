@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GridAnswer:
+class AnswerOnGrid:
     """One modular answer of a task.
 
     Attributes:
@@ -70,7 +70,7 @@ class GridInputs:
         """Returns the position of each coordinate in the tokens."""
         return [int(axis.position or 0) for axis in self.axes]
 
-    def rows_of(self, tokens: Tensor) -> Tensor:
+    def rows_on_grid(self, tokens: Tensor) -> Tensor:
         """Returns the rows that examples ``[example pos]`` are; those that are not on the grid are left out."""
         import torch
 
@@ -79,7 +79,7 @@ class GridInputs:
         return torch.tensor(found, dtype=torch.long)
 
     @cached_property
-    def answers(self) -> Mapping[str, GridAnswer]:
+    def answers(self) -> Mapping[str, AnswerOnGrid]:
         """Returns the modular answers by name."""
         import torch
 
@@ -89,7 +89,7 @@ class GridInputs:
         if not declared:
             raise UserError(f"task {self.task.name!r} declares no modular answers (modular_answers)")
         return {
-            name: GridAnswer(
+            name: AnswerOnGrid(
                 name, ModularSum(at, tuple(one.coefficients), one.modulus), torch.tensor(one.classes)
             )
             for name, one in declared.items()

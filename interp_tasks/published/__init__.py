@@ -4,11 +4,11 @@ from interp_tasks.published.paper_schema import (
     Bounds,
     Claim,
     Paper,
-    PaperRow,
+    PaperExperiment,
     Study,
     TrainingRun,
-    papers,
+    paper_names,
     read_paper,
 )
 
-__all__ = ["Bounds", "Claim", "Paper", "PaperRow", "Study", "TrainingRun", "papers", "read_paper"]
+__all__ = ["Bounds", "Claim", "Paper", "PaperExperiment", "Study", "TrainingRun", "paper_names", "read_paper"]

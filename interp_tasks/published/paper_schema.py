@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import tomllib
-from interp_tasks.grid_spec import ShippedRun, StrictSection, parse_seed_numbers, runs_shipped_by_recipe
+from interp_tasks.grid_spec import RunToShip, StrictSection, parse_seed_numbers, runs_shipped_by_recipe
 
 Preset = Literal["cpu", "reference", "paper"]
 PRESETS: tuple[str, ...] = get_args(Preset)
@@ -25,7 +25,7 @@ Control = Literal["untrained", "memorised", "shuffled"]
 Filter = dict[str, Any]
 
 
-class PaperRow(StrictSection):
+class PaperExperiment(StrictSection):
     """An experiment of the paper.
 
     Attributes:
@@ -259,7 +259,7 @@ class Paper(StrictSection):
     title: str
     citation: str
     departures: tuple[str, ...] = ()
-    row: tuple[PaperRow, ...]
+    row: tuple[PaperExperiment, ...]
     study: tuple[Study, ...] = ()
     claim: tuple[Claim, ...] = ()
     run: tuple[TrainingRun, ...] = ()
@@ -270,7 +270,7 @@ class Paper(StrictSection):
         return [study for study in self.study if study.id in asked]
 
 
-def papers() -> list[str]:
+def paper_names() -> list[str]:
     """Returns the papers there are, by name."""
     folder = resources.files("interp_tasks.published")
     return sorted(
@@ -282,8 +282,8 @@ def papers() -> list[str]:
 
 def read_paper(name: str) -> Paper:
     """Returns a paper by name."""
-    if name not in papers():
-        raise UserError(f"no paper {name!r}: choose {', '.join(papers())}")
+    if name not in paper_names():
+        raise UserError(f"no paper {name!r}: choose {', '.join(paper_names())}")
     file = resources.files("interp_tasks.published").joinpath(f"{name.replace('-', '_')}.toml")
     return parse_paper(tomllib.loads(file.read_text(encoding="utf-8")), file.name)
 
@@ -356,5 +356,5 @@ def merge_recipe(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def shipped_runs_by_name(recipe: str) -> dict[str, ShippedRun]:
+def shipped_runs_by_name(recipe: str) -> dict[str, RunToShip]:
     return {run.name: run for run in runs_shipped_by_recipe(recipe)}

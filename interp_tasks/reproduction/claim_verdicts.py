@@ -197,8 +197,8 @@ def paired_ratios(claim: Claim, groups: Mapping[str, Rows], table: Rows) -> dict
         of_seed = {rows[0]["trained_seed"]: rows for rows in others.values()}
         seeds = {name: rows[0]["trained_seed"] for name, rows in groups.items()}
         if len(of_seed) < len(others) or not of_seed.keys() >= set(seeds.values()):
-            above = mean_of(number_bounds(row, claim.column) for (row,) in groups.values())
-            below = mean_of(number_bounds(row, column) for (row,) in others.values())
+            above = mean_interval(number_bounds(row, claim.column) for (row,) in groups.values())
+            below = mean_interval(number_bounds(row, column) for (row,) in others.values())
             return {"mean" if len(groups) > 1 else next(iter(groups)): [ratio_bounds(above, below)]}
         others = {name: of_seed[seed] for name, seed in seeds.items()}
     return {
@@ -210,7 +210,7 @@ def paired_ratios(claim: Claim, groups: Mapping[str, Rows], table: Rows) -> dict
     }
 
 
-def mean_of(several: Iterable[Interval]) -> Interval:
+def mean_interval(several: Iterable[Interval]) -> Interval:
     """Returns bounds, or an interval, of a mean of numbers however dependent they are: the mean of their ends."""
     lows, highs = zip(*several, strict=True)
     return confidence_intervals.mean(lows), confidence_intervals.mean(highs)
@@ -381,7 +381,7 @@ def interval_over_examples(claim: Claim, claimed: ClaimNumbers) -> dict[str, Any
     value = mean_over_runs(claim, claimed)
     if value is None or len(several) < len(claimed.numbers):
         return {"reason": "the study has no interval of this number"}
-    low, high = mean_of(several)
+    low, high = mean_interval(several)
     error = (high - low) / 2 / confidence_intervals.normal_quantile(1 - ALPHA / 2)
     p = two_sided_p_value(claim.holds, value, error, None) if error else None
     return interval_columns((low, high), "over examples", p)
@@ -469,7 +469,7 @@ def two_sided_p_value(bounds: Bounds, value: float, error: float, df: int | None
     """
 
     def beyond(bound: float, sign: int) -> float:
-        return confidence_intervals.p_value_at_bound(sign * value, error, df, sign * bound)
+        return confidence_intervals.one_sided_p_value(sign * value, error, df, sign * bound)
 
     # Each bound with the sign of its inside: small where the number is well within, and where it is well without.
     ends = [(end, sign) for end, sign in ((bounds.above, -1), (bounds.below, 1)) if end is not None]

@@ -25,11 +25,11 @@ from interp_tasks.reproduction.runs_and_records import (
     Key,
     PaperRun,
     StudyRecord,
-    digest_rule,
     planned_runs,
     read_records,
     role_record_name,
     rows_of_records,
+    rule_digest,
 )
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Condition:
         lacks_one = any(has_ending(each.name, run_name_endings(claim)) for each in self.runs_without_record)
         if not self.measured_records or (self.study.together and lacks_one):
             hours = (
-                sum(run.hours for run in runs_with_missing_seeds(self.runs, self.runs_without_record)) or None
+                sum(run.hours for run in missing_training_runs(self.runs, self.runs_without_record)) or None
             )
             reason = join_remarks("not measured", *refused)
             return row | {"verdict": "not run", "reason": reason, "hours": hours}
@@ -149,7 +149,7 @@ def judge_conditions(claim: Claim, conditions: Sequence[Condition], preset: str)
     return [condition.verdict(claim) for condition in conditions]
 
 
-def runs_with_missing_seeds(planned: Iterable[PaperRun], missing: Sequence[PaperRun]) -> list[TrainingRun]:
+def missing_training_runs(planned: Iterable[PaperRun], missing: Sequence[PaperRun]) -> list[TrainingRun]:
     """Returns the runs that have no record; of a run whose other seeds have one, the seeds that lack it."""
     by_run: dict[str, list[PaperRun]] = {}
     for each in planned:
@@ -246,7 +246,7 @@ class Reproduction:
             f"Our models differ from theirs:\n\n{departures}"
         )
         stands_on = pandas.DataFrame(
-            [row for _, several in pages.headlines(paper, outcomes) for row in several]
+            [row for _, several in pages.headline_verdicts(paper, outcomes) for row in several]
         )
         needed = pandas.DataFrame(
             {"run": run.name, "role": run.role, "hours": run.hours, "command": run.command(self.folder)}
@@ -287,7 +287,7 @@ def reproduce(
     """Decides a paper's claims from the records of what was measured; no model runs.
 
     Args:
-        paper: a name (``interp_tasks.published.papers()``), or a paper of your own.
+        paper: a name (``interp_tasks.published.paper_names()``), or a paper of your own.
         preset: the scale: ``cpu``, ``reference`` or ``paper``.
         rows: only these experiments of the paper.
         records: a file of records that :func:`measure` wrote, beside those that ship.
@@ -313,7 +313,7 @@ def reproduce(
     for study in studies.values():
         runs_of_study = [run for each in study for run in each.runs]
         lacking = [run for each in study for run in each.runs_without_record]
-        missing |= {run.name: run for run in runs_with_missing_seeds(runs_of_study, lacking)}
+        missing |= {run.name: run for run in missing_training_runs(runs_of_study, lacking)}
     measured = dict.fromkeys(
         run.name for each in conditions for record in each.measured_records for run in record.runs
     )
@@ -338,7 +338,7 @@ def claim_columns(claim: Claim) -> dict[str, Any]:
     """Returns the columns that are a claim's own."""
     names = ("row", "headline", "says", "source", "published", "rule", "what")
     own = {name: getattr(claim, name) for name in names}
-    named = {"claim": claim.id, "published_number": claim.number, "rule_digest": digest_rule(claim)}
+    named = {"claim": claim.id, "published_number": claim.number, "rule_digest": rule_digest(claim)}
     return {**own, **named, "interval": "", "runs": []}
 
 

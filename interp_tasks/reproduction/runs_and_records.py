@@ -146,7 +146,7 @@ def study_digest(study: Study) -> str:
     )
 
 
-def digest_rule(claim: Claim) -> str:
+def rule_digest(claim: Claim) -> str:
     """Returns the digest of the rule that decides a claim: a rule that is changed after its numbers were seen shows."""
     rule = claim.model_dump(include={"where", "reduce", "column", "per", "holds", "over", "log", "headline"})
     return short_digest([claim.study, rule])
@@ -338,7 +338,7 @@ def check_settings(planned: PaperRun, path: Path) -> None:
 
 
 @cache
-def entry_variance(run_label: str) -> float:
+def matrix_entry_variance(run_label: str) -> float:
     """Returns the variance of an entry of the matrices that a run learned, given as in a table's column ``run``; NaN
     where its task says none.
     """

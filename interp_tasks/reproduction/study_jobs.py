@@ -25,7 +25,7 @@ from interp_tasks.reproduction.runs_and_records import (
     PaperRun,
     StudyRecord,
     config_of_run,
-    entry_variance,
+    matrix_entry_variance,
     read_records,
     read_records_file,
     read_run_config,
@@ -100,7 +100,7 @@ def measure(
     """Measures the runs at hand that have no record yet, and adds their records to a file.
 
     Args:
-        paper: a name (``interp_tasks.published.papers()``), or a paper of your own.
+        paper: a name (``interp_tasks.published.paper_names()``), or a paper of your own.
         preset: the scale: ``cpu``, ``reference`` or ``paper``.
         file: where records are added (JSON Lines), each as it comes; what ships is not measured again.
         runs: where to look for runs that are not shipped, and for your own in place of those.
@@ -113,11 +113,11 @@ def measure(
     stored, own = read_records(paper, file), read_records_file(file)
     jobs = [job for job in all_jobs(paper, preset, runs, rows) if not job.is_recorded(stored)]
 
-    def keep(record: StudyRecord) -> None:
+    def store_record(record: StudyRecord) -> None:
         own[record.key] = record
         write_records(file, own.values())
 
-    return perform_jobs(jobs, Path(runs), progress, keep)
+    return perform_jobs(jobs, Path(runs), progress, store_record)
 
 
 def check_records(
@@ -202,16 +202,16 @@ def perform_job(job: StudyJob, scratch: Path, folder: Path) -> StudyRecord:
     }
     record = StudyRecord(*job.key, job.runs(), study_digest(job.study), made)
     try:
-        frame = table_under_every_mark(job) if job.control is None else measure_on_control(job, scratch)
+        frame = run_study_at_every_mark(job) if job.control is None else measure_on_control(job, scratch)
     except (UserError, TaskError, CircuitsError) as error:
         return replace(record, refused=strip_run_folder(str(error), folder))
     if any(claim.per == "variance" for claim in job.claims):
-        frame = frame.assign(**{VARIANCE: [entry_variance(str(run)) for run in frame["run"]]})
+        frame = frame.assign(**{VARIANCE: [matrix_entry_variance(str(run)) for run in frame["run"]]})
     table: Rows = [
         {**row, "run": strip_run_folder(row["run"], folder), "ref": strip_run_folder(row["ref"], folder)}
         for row in frame.astype(object).where(frame.notna(), None).to_dict("records")
     ]
-    columns, rows = columns_and_rows(rows_read_by_claims(table, job.claims, job.control == "shuffled"))
+    columns, rows = record_columns_and_rows(rows_read_by_claims(table, job.claims, job.control == "shuffled"))
     return replace(record, columns=columns, rows=rows)
 
 
@@ -229,7 +229,7 @@ def rows_read_by_claims(table: Rows, claims: Sequence[Claim], stand_in: bool) ->
     return [row for row in table if id(row) in wanted]
 
 
-def columns_and_rows(table: Rows) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
+def record_columns_and_rows(table: Rows) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
     """Returns rows as a record holds them: columns that are not empty, ten digits a number."""
     from interp_tasks.measurement.result import json_value
 
@@ -244,7 +244,7 @@ def strip_run_folder(text: Any, folder: Path) -> Any:
     return text.replace("zoo:", "").replace(f"{folder.as_posix()}/", "") if isinstance(text, str) else text
 
 
-def table_under_every_mark(job: StudyJob) -> pandas.DataFrame:
+def run_study_at_every_mark(job: StudyJob) -> pandas.DataFrame:
     """Returns a job's table with the rows of a step under every mark of the study that means it.
 
     Experiments run a step once, under the first of its names: in a run that stores few, "onset" may be "pre" as well.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from interp_tasks.pages import Column, Text, number, with_interval
-from interp_tasks.published import Claim, Paper, PaperRow
+from interp_tasks.published import Claim, Paper, PaperExperiment
 
 #: A row of ``Reproduction.frame``.
 Verdict = Mapping[Any, Any]
@@ -32,7 +32,7 @@ def is_known(value: float | None) -> bool:
     return value is not None and value == value
 
 
-def with_median(row: Verdict) -> str:
+def our_number_and_median(row: Verdict) -> str:
     """Returns our number; of a largest or smallest one with the median beside it."""
     return our_number(row) + (f" (median {number(row['median'])})" if is_known(row["median"]) else "")
 
@@ -61,7 +61,7 @@ def control_numbers(row: Verdict) -> str:
 RESULT = (
     Column("published", "published", sentences=True),
     Column("condition", "run"),
-    Column("ours", "value", with_median),
+    Column("ours", "value", our_number_and_median),
     Column("seeds", "n_runs", n_runs_text),
     Column("95% interval", "value_ci_low", interval_text),
     Column("verdict", "verdict", sentences=True),
@@ -104,7 +104,7 @@ def claim_count_and_correction(verdicts: Sequence[Verdict]) -> str:
     return f"{claims} claims.{family}"
 
 
-def rules_section(paper: Paper, row: PaperRow, decided: Container[str]) -> Text:
+def rules_section(paper: Paper, row: PaperExperiment, decided: Container[str]) -> Text:
     """Returns the claims of an experiment with their rules, or why nothing of it is decided."""
     lines = []
     for claim in paper.claim:
@@ -121,7 +121,7 @@ def rules_section(paper: Paper, row: PaperRow, decided: Container[str]) -> Text:
     return Text(body, f"{row.number}. {row.title}" + (f" ({row.where})" if row.where else ""))
 
 
-def headlines(paper: Paper, verdicts: Sequence[Verdict]) -> Iterator[tuple[Claim, Sequence[Verdict]]]:
+def headline_verdicts(paper: Paper, verdicts: Sequence[Verdict]) -> Iterator[tuple[Claim, Sequence[Verdict]]]:
     """Yields each headline claim with its verdicts, in the order of the paper's experiments.
 
     Conditions that are not trained are left out, where the claim has others: they stand among all claims.

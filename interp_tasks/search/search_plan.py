@@ -65,7 +65,7 @@ class SearchPlan:
             "pruner": None,
         }
 
-    def check_values(self) -> None:
+    def check_value_combinations(self) -> None:
         """Refuses a value that is valid together with no value of the others."""
         all_ends = {key: representative_values(values) for key, values in self.vary.items()}
         for key, value in ((key, value) for key, values in all_ends.items() for value in values):
@@ -116,7 +116,7 @@ def make_plan(
             f"--objective {objective!r}: write a validation metric, as in loss, accuracy or mse_masked:min"
         )
     plan = SearchPlan(task_name, preset, varied, fixed, metric or None, directions.get(way), seed)
-    plan.check_values()
+    plan.check_value_combinations()
     return plan
 
 
@@ -143,7 +143,7 @@ def read_space(task_name: str, name: str | None) -> tuple[dict[str, Values], dic
         for part in ("vary", "fixed")
     )
     return (
-        {key: checked_values(key, values) for key, values in varied.items()},
+        {key: values_for_optuna(key, values) for key, values in varied.items()},
         {key: setting_as_text(value) for key, value in fixed.items()},
     )
 
@@ -168,11 +168,11 @@ def parse_vary(given: Sequence[str]) -> dict[str, Values]:
                 values = list(json.loads(f"[{written}]"))
             except (ValueError, RecursionError):
                 values = parse_setting_value(written, is_list=True)
-        varied[key] = checked_values(key, values)
+        varied[key] = values_for_optuna(key, values)
     return varied
 
 
-def checked_values(key: str, values: Any) -> Values:
+def values_for_optuna(key: str, values: Any) -> Values:
     """Returns what a setting is drawn from, as Optuna takes it; a range of whole numbers keeps them."""
     if isinstance(values, list):
         scalars = [setting_as_text(value) if isinstance(value, (list, dict)) else value for value in values]

@@ -89,13 +89,13 @@ def cost(
     model, _ = prepare_model(task, settings, config, "cpu")
     check_observed(config.observe, model)
     n = config.batch_size or len(whole_train_split(task))
-    forward, step, kept = count_cost(model, task, make_meta_batch(task, config, "train", n))
+    forward, step, kept = flop_and_bytes(model, task, make_meta_batch(task, config, "train", n))
     stored = config.checkpoint_steps(task.published_steps)
     logged = config.steps // config.log_every + 1 + sum(each % config.log_every > 0 for each in stored)
     evaluation = 0
     for part in (task.parts() or {"": task}).values():
         examples = len(part.sample(config.eval_samples, seed=0, split="validation"))
-        evaluation += count_cost(model, part, make_meta_batch(part, config, "validation", examples))[0]
+        evaluation += flop_and_bytes(model, part, make_meta_batch(part, config, "validation", examples))[0]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = sum(parameter.nbytes for parameter in trained)
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -131,19 +131,19 @@ def make_meta_batch(task: Task, config: TrainConfig, split: Split, n: int) -> Ba
     return Batch(empty(sample.tokens), empty(sample.targets), extras)
 
 
-def count_cost(model: HookedTransformer, task: Task, batch: Batch) -> tuple[int, int, int]:
+def flop_and_bytes(model: HookedTransformer, task: Task, batch: Batch) -> tuple[int, int, int]:
     """Returns the FLOP of a forward pass over a batch on the device ``meta``, of that and the backward pass, and the
     bytes that the first keeps for the second, parameters and inputs left out.
     """
 
-    def storage(tensor: Tensor) -> int:
+    def storage_id(tensor: Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
 
     kept: dict[int, int] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
-        if storage(tensor) not in known:
-            kept[storage(tensor)] = tensor.untyped_storage().nbytes()
+    def note_saved_bytes(tensor: Tensor) -> Tensor:
+        if storage_id(tensor) not in known:
+            kept[storage_id(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
     try:
@@ -154,8 +154,8 @@ def count_cost(model: HookedTransformer, task: Task, batch: Batch) -> tuple[int,
         name: nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
         for name, parameter in model.named_parameters()
     }
-    known = {storage(tensor) for tensor in (*forward.parameters.values(), batch.tokens, batch.targets)}
-    saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    known = {storage_id(tensor) for tensor in (*forward.parameters.values(), batch.tokens, batch.targets)}
+    saved = torch.autograd.graph.saved_tensors_hooks(note_saved_bytes, lambda tensor: tensor)
     with FlopCounterMode(display=False) as counter, torch.device("meta"), saved:
         output = forward(batch.tokens)
         passed = int(counter.get_total_flops())

@@ -99,7 +99,7 @@ class CapturedUpdate:
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
         if shapes not in self.captured:
             self.seen[shapes] = self.seen.get(shapes, 0) + 1
-            if self.failed or self.seen[shapes] <= WARM_UP or not self._record(shapes, inputs):
+            if self.failed or self.seen[shapes] <= WARM_UP or not self._try_to_capture(shapes, inputs):
                 self.compute(inputs)
                 return
         kept, replay = self.captured[shapes]
@@ -112,7 +112,7 @@ class CapturedUpdate:
         self.captured.clear()
         self.seen.clear()
 
-    def _record(self, shapes: tuple[object, ...], inputs: Mapping[str, Tensor]) -> bool:
+    def _try_to_capture(self, shapes: tuple[object, ...], inputs: Mapping[str, Tensor]) -> bool:
         """Captures an update, and returns whether that was possible."""
         kept = {name: tensor.to(self.device, copy=True) for name, tensor in inputs.items()}
         # Into a gradient that is there, the captured backward pass would add.
@@ -132,16 +132,16 @@ class CapturedUpdate:
 
 
 def flatten_inputs(batch: Batch, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors of a batch and the masks of dropout by names that :func:`batch_and_masks` undoes."""
+    """Returns the tensors of a batch and the masks of dropout by names that :func:`unflatten_inputs` undoes."""
     inputs = {"tokens": batch.tokens, "targets": batch.targets}
     inputs |= {f"extras/{name}": tensor for name, tensor in batch.extras.items()}
     return inputs | {f"masks/{place}": mask for place, mask in masks.items()}
 
 
-def batch_and_masks(inputs: Mapping[str, Tensor]) -> tuple[Batch, dict[str, Tensor]]:
+def unflatten_inputs(inputs: Mapping[str, Tensor]) -> tuple[Batch, dict[str, Tensor]]:
     """Returns the batch and the masks that :func:`flatten_inputs` was given."""
 
-    def part(prefix: str) -> dict[str, Tensor]:
+    def under_prefix(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): each for name, each in inputs.items() if name.startswith(prefix)}
 
-    return Batch(inputs["tokens"], inputs["targets"], part("extras/")), part("masks/")
+    return Batch(inputs["tokens"], inputs["targets"], under_prefix("extras/")), under_prefix("masks/")

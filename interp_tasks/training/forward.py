@@ -203,7 +203,7 @@ class FusedForward:
         w = self.parameters[weight]
         return F.linear(x, (w.flatten(0, 1) if w.ndim == 3 else w).T, b)
 
-    def _project(self, layer: int, kinds: str, x: Tensor) -> Tensor:
+    def _project_qkv(self, layer: int, kinds: str, x: Tensor) -> Tensor:
         """Returns several of Q, K, V in one product, side by side, ``[... kinds·head·d_head]``."""
         prefix = f"blocks.{layer}.attn."
         weight = torch.cat([self.parameters[f"{prefix}W_{kind}"] for kind in kinds])
@@ -216,9 +216,9 @@ class FusedForward:
     def _qkv(self, layer: int, resid: Tensor, rows: tuple[int, ...] | None) -> list[Tensor]:
         x = self._norm_if_pre_norm(f"blocks.{layer}.ln1", resid)
         if rows is None:
-            return list(self._project(layer, "QKV", x).chunk(3, dim=-1))
-        q = self._project(layer, "Q", x[:, _rows_as_index(rows, x.device)])
-        return [q, *self._project(layer, "KV", x).chunk(2, dim=-1)]
+            return list(self._project_qkv(layer, "QKV", x).chunk(3, dim=-1))
+        q = self._project_qkv(layer, "Q", x[:, _rows_as_index(rows, x.device)])
+        return [q, *self._project_qkv(layer, "KV", x).chunk(2, dim=-1)]
 
     def _qkv_by_lookup(self, tokens: Int[Tensor, "batch pos"], rows: tuple[int, ...] | None) -> list[Tensor]:
         """Returns q, k and v of the first layer, looked up in a table of every token at every position."""
@@ -229,11 +229,11 @@ class FusedForward:
         )  # [pos vocab d_model]
         index = tokens + self.cfg.d_vocab * torch.arange(n_pos, device=tokens.device)
         if rows is None:
-            packed = F.embedding(index, self._project(0, "QKV", table).flatten(0, 1))
+            packed = F.embedding(index, self._project_qkv(0, "QKV", table).flatten(0, 1))
             return list(packed.chunk(3, dim=-1))
-        packed = F.embedding(index, self._project(0, "KV", table).flatten(0, 1))
+        packed = F.embedding(index, self._project_qkv(0, "KV", table).flatten(0, 1))
         read = _rows_as_index(rows, tokens.device)
-        q_table = self._project(0, "Q", table[read])
+        q_table = self._project_qkv(0, "Q", table[read])
         offsets = self.cfg.d_vocab * torch.arange(len(rows), device=tokens.device)
         q = F.embedding(tokens[:, read] + offsets, q_table.flatten(0, 1))
         return [q, *packed.chunk(2, dim=-1)]

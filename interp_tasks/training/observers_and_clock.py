@@ -37,7 +37,7 @@ def check_observed(names: Sequence[str], model: HookedTransformer) -> None:
         raise UserError(f"no activation {missing[0]!r} to observe: names are such as {known}")
 
 
-class ActivationObserver:
+class ActivationWriter:
     """Named activations on one fixed batch, stored as ``RUN/activations/00000100.safetensors``."""
 
     def __init__(self, names: tuple[str, ...], every: int, batch: Batch) -> None:

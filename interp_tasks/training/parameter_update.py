@@ -11,7 +11,7 @@ from torch import Tensor
 from interp_tasks.training.config import TrainConfig
 
 RANDOM = "random/torch"
-#: What :meth:`Updater.apply` calls with the stage ("raw", "filtered") and the gradients of that stage.
+#: What :meth:`Updater.update_parameters` calls with the stage ("raw", "filtered") and the gradients of that stage.
 GradientWatcher = Callable[[str, Mapping[str, Tensor]], None]
 
 
@@ -49,7 +49,7 @@ class Updater:
             else:
                 group["lr"] = rate
 
-    def apply(self, watch: GradientWatcher | None = None) -> None:
+    def update_parameters(self, watch: GradientWatcher | None = None) -> None:
         """Makes an update at the rate that is set, from the gradients in ``.grad``, and clears them."""
         if watch:
             watch("raw", self._gradients())

@@ -20,7 +20,7 @@ from interp_tasks.training.config import TrainConfig
 from tasks.base import Task
 
 
-def run_info(task: Task, config: TrainConfig, preset: str | None, device: str) -> dict[str, Any]:
+def run_provenance(task: Task, config: TrainConfig, preset: str | None, device: str) -> dict[str, Any]:
     """Returns seeds, versions, hardware, git state, start time and command, as plain JSON."""
     from_scratch = config.start_from is None and config.attention_from is None and not config.train_parts
     # The preset `paper`, none of its task settings overridden.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from interp_tasks.checkpoints import load_checkpoint
 from interp_tasks.checkpoints.checkpoint import read_checked_tensors
-from interp_tasks.checkpoints.checkpoint_refs import ResolvedCheckpoint, resolve_single_ref
+from interp_tasks.checkpoints.checkpoint_refs import ResolvedCheckpoint, resolve_one_ref
 from interp_tasks.checkpoints.run_reader import WEIGHTS_FILE
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import PARTS, TrainConfig
@@ -64,7 +64,7 @@ def copy_weights(model: HookedTransformer, config: TrainConfig) -> dict[str, str
             model in a post-norm one, or the other way round.
     """
     assert config.start_from is not None
-    source = resolve_single_ref(config.start_from, f"train.start_from={config.start_from}")
+    source = resolve_one_ref(config.start_from, f"train.start_from={config.start_from}")
     norm, own_norm = source.meta["model"].get("norm", "pre"), "post" if is_post_norm(model) else "pre"
     if norm != own_norm:
         raise UserError(
@@ -91,7 +91,7 @@ def copy_weights(model: HookedTransformer, config: TrainConfig) -> dict[str, str
     return source_record(source)
 
 
-def freeze_others(model: HookedTransformer, config: TrainConfig) -> None:
+def freeze_untrained(model: HookedTransformer, config: TrainConfig) -> None:
     """Freezes the parameters of every part that is not in ``train.train_parts``."""
     if not config.train_parts:
         return

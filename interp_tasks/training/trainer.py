@@ -12,8 +12,8 @@ import torch
 from pydantic import ValidationError
 
 from interp_tasks.checkpoints.checkpoint import config_to_json
-from interp_tasks.checkpoints.checkpoint_refs import resolve_single_ref
-from interp_tasks.checkpoints.run_reader import check_run_name, read_run
+from interp_tasks.checkpoints.checkpoint_refs import resolve_one_ref
+from interp_tasks.checkpoints.run_reader import check_run_path, read_run
 from interp_tasks.checkpoints.run_writer import LearningRateSchedule, RunFolder
 from interp_tasks.devices import check_device, float32_matmul_precision
 from interp_tasks.errors import UserError
@@ -26,8 +26,8 @@ from interp_tasks.training.config import (
     train_config,
 )
 from interp_tasks.training.observers_and_clock import Observer
-from interp_tasks.training.run_provenance import run_info
-from interp_tasks.training.start_weights_and_teacher import copy_weights, freeze_others, source_record
+from interp_tasks.training.run_provenance import run_provenance
+from interp_tasks.training.start_weights_and_teacher import copy_weights, freeze_untrained, source_record
 from interp_tasks.training.training_loop import StepProgress, TrainingLoop
 from tasks.base import Task
 from tasks.model_settings import ModelSettings, validation_error_line
@@ -78,7 +78,7 @@ def train(
         TaskError: if the model cannot take the task's inputs.
     """
     out = Path(out)
-    check_run_name(out)
+    check_run_path(out)
     task, settings, config = resolve_settings(task, preset, settings, config)
     check_device(device)
     check_precision(config, device)
@@ -86,7 +86,7 @@ def train(
     model, described = prepare_model(task, settings, config, device, model)
     with reproducible_run(config):
         loop = TrainingLoop(task, model, config, device, observers, progress)
-        info = run_info(task, config, preset, device) | loop.run_json_record()
+        info = run_provenance(task, config, preset, device) | loop.run_json_record()
         schedule = LearningRateSchedule(SCHEDULE, lambda train: train_config(train).learning_rate_at)
         defaults = {"train": TrainConfig().model_dump(mode="json")}
         with RunFolder.open(out, described, info, defaults=defaults, schedule=schedule) as folder:
@@ -129,9 +129,9 @@ def prepare_model(
         if not own_model:
             task.constrain(model, settings)
     if config.attention_from is not None:
-        teacher = resolve_single_ref(config.attention_from, f"train.attention_from={config.attention_from}")
+        teacher = resolve_one_ref(config.attention_from, f"train.attention_from={config.attention_from}")
         sources["attention"] = source_record(teacher)
-    freeze_others(model, config)
+    freeze_untrained(model, config)
     model.to(device, print_details=False)
     described = {
         "task": {"name": task.name, **task.model_dump(mode="json")},

@@ -16,13 +16,13 @@ from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.cuda_graph_capture import (
     CapturedUpdate,
-    batch_and_masks,
     flatten_inputs,
+    unflatten_inputs,
     why_not_captured,
 )
 from interp_tasks.training.forward import DropoutMasks, FusedForward, HookedForward, fastest_forward
 from interp_tasks.training.observers_and_clock import (
-    ActivationObserver,
+    ActivationWriter,
     Observer,
     TrainingClock,
     check_observed,
@@ -100,7 +100,7 @@ class TrainingLoop:
             check_observed(config.observe, model)
             seed = derive_seed(config.seed, "observe")
             fixed = task.sample(config.observe_samples, seed=seed, split="validation").to(device)
-            self.observers.append(ActivationObserver(config.observe, config.observe_every, fixed))
+            self.observers.append(ActivationWriter(config.observe, config.observe_every, fixed))
         self.clock = TrainingClock(device)
         self.wanted = set(config.checkpoint_steps(task.published_steps))
 
@@ -161,7 +161,7 @@ class TrainingLoop:
     def train_step(self, step: int) -> dict[str, Any]:
         """Takes one step, and returns what is logged of it: norms of gradients, where they are due."""
         batch = self.batch(step)
-        dropout = self.dropout(step, batch.tokens.shape[1])
+        dropout = self.masks_of_step(step, batch.tokens.shape[1])
         self.model.train()
         self.updater.set_learning_rate(step)
         every = self.config.gradient_norms_every
@@ -182,9 +182,9 @@ class TrainingLoop:
 
     def update_from_tensors(self, inputs: Mapping[str, Tensor]) -> None:
         """Makes one update at the learning rate that is set, from tensors alone."""
-        batch, masks = batch_and_masks(inputs)
+        batch, masks = unflatten_inputs(inputs)
         # Of a step the masks are all that is read.
-        dropout = self.dropout(0, batch.tokens.shape[1])
+        dropout = self.masks_of_step(0, batch.tokens.shape[1])
         self.update_on_batch(batch, dropout and replace(dropout, drawn=masks))
 
     def update_on_batch(
@@ -197,7 +197,7 @@ class TrainingLoop:
         if self.config.l1:
             loss = loss + self.config.l1 * sum(each.abs().sum() for each in self.updater.parameters.values())
         loss.backward()
-        self.updater.apply(watch)
+        self.updater.update_parameters(watch)
 
     def is_log_step(self, step: int) -> bool:
         """Returns whether metrics are due after ``step`` updates."""
@@ -257,7 +257,7 @@ class TrainingLoop:
             )
         return line
 
-    def dropout(self, step: int, positions: int) -> DropoutMasks | None:
+    def masks_of_step(self, step: int, positions: int) -> DropoutMasks | None:
         config = self.config
         if not config.dropout:
             return None

@@ -41,13 +41,13 @@ def attention_templates(n: int, m: int) -> Templates:
     def only_from(queries: Bool[Tensor, "batch query"], keys: Tensor) -> Bool[Tensor, "batch query key"]:
         return queries[:, :, None] & keys.to(queries.device)
 
-    def observed_count(batch: Batch) -> Int[Tensor, "batch pos"]:
+    def observed_count_in_row(batch: Batch) -> Int[Tensor, "batch pos"]:
         """Returns the number of observed entries in each entry's row."""
         return (~batch.extras["hidden"]).unflatten(1, (n, m)).sum(2).repeat_interleave(m, 1)
 
     def hidden_in_mostly_hidden_row(batch: Batch) -> Bool[Tensor, "batch query"]:
         hidden: Tensor = batch.extras["hidden"]
-        return hidden & (observed_count(batch) <= 1)
+        return hidden & (observed_count_in_row(batch) <= 1)
 
     templates: Templates = {
         "identity": itself,
@@ -61,9 +61,11 @@ def attention_templates(n: int, m: int) -> Templates:
             longest_column_run(~batch.extras["hidden"], n, m)
         ),
         "masked_row": lambda batch: only_from(
-            batch.extras["hidden"] & (observed_count(batch) == 1), observed_in_row(batch)
+            batch.extras["hidden"] & (observed_count_in_row(batch) == 1), observed_in_row(batch)
         ),
-        "row_observed_elsewhere": lambda batch: only_from(observed_count(batch) > 1, observed_in_row(batch)),
+        "row_observed_elsewhere": lambda batch: only_from(
+            observed_count_in_row(batch) > 1, observed_in_row(batch)
+        ),
         "observed_copy": lambda batch: only_from(~batch.extras["hidden"], itself),
         "identity_in_hidden_rows": lambda batch: only_from(hidden_in_mostly_hidden_row(batch), itself),
     }
@@ -86,7 +88,7 @@ def autoregressive_templates(n: int, m: int) -> Templates:
     predicting, in_masked_half = query >= 0, key < k
     matching = predicting & in_masked_half & (key == query)
 
-    def of_mask(batch: Batch, wanted: bool) -> Bool[Tensor, "batch query key"]:
+    def masked_half_entries(batch: Batch, wanted: bool) -> Bool[Tensor, "batch query key"]:
         keys = torch.zeros_like(batch.tokens, dtype=torch.bool)
         keys[:, :k] = batch.extras["hidden"] == wanted
         return broadcast_over_queries(keys) & predicting.to(keys.device)
@@ -97,8 +99,8 @@ def autoregressive_templates(n: int, m: int) -> Templates:
         "last": predicting & in_masked_half & (key == query - 1),
         "row": predicting & in_masked_half & (key // m == query // m) & ~matching,
         "column": predicting & in_masked_half & (key % m == query % m) & ~matching,
-        "observed": lambda batch: of_mask(batch, False),
-        "hidden": lambda batch: of_mask(batch, True),
+        "observed": lambda batch: masked_half_entries(batch, False),
+        "hidden": lambda batch: masked_half_entries(batch, True),
         "answered": predicting & (key > k) & (key <= positions[:, None]),
     }
 

@@ -129,20 +129,20 @@ class AutoregressiveCompletion(MatrixTask):
     def probe_targets(self, batch: Batch) -> ProbeTargets:
         """Returns ``next_element``, which each position from SEP on predicts; splits ``hidden``, ``observed``."""
         masked_half, hidden = (self.n_entries, 0), batch.extras["hidden"]
-        values = F.pad(self._flattened_matrices(batch), masked_half)
+        values = F.pad(self._flattened_full_matrices(batch), masked_half)
         splits = {"hidden": F.pad(hidden, masked_half), "observed": F.pad(~hidden, masked_half)}
         positions = tuple(range(self.n_entries, self.sequence_length))
         return ProbeTargets({"next_element": ProbeTarget(values, "regression")}, splits, positions)
 
     def patch_sources(self, batch: Batch) -> dict[str, Batch]:
         """Returns named examples to patch from, row by row: ``negated`` is −X under the same mask."""
-        return {"negated": self.batch(-self._flattened_matrices(batch), batch.extras["hidden"])}
+        return {"negated": self.batch(-self._flattened_full_matrices(batch), batch.extras["hidden"])}
 
     def attention_templates(self) -> Templates:
         """Returns templates of what a head may attend to; see :func:`autoregressive_templates`."""
         return autoregressive_templates(self.n, self.columns)
 
-    def _flattened_matrices(self, batch: Batch) -> Float[Tensor, "batch entry"]:
+    def _flattened_full_matrices(self, batch: Batch) -> Float[Tensor, "batch entry"]:
         return self.decode(batch.targets[:, -self.n_entries :])
 
     def _accuracies(self, ids: Int[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
@@ -160,7 +160,7 @@ class AutoregressiveCompletion(MatrixTask):
         }
 
     def _squared_errors(self, values: Float[Tensor, "batch entry"], batch: Batch) -> dict[str, Metric]:
-        error = (values - self._flattened_matrices(batch)).square()
+        error = (values - self._flattened_full_matrices(batch)).square()
         masked, observed = sum_count_by_mask(error, batch.extras["hidden"])
         return {"mse_masked": masked, "mse_observed": observed}
 

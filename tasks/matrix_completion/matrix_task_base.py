@@ -65,7 +65,7 @@ class MatrixTask(Task):
     off_grid: Literal["clamp", "refuse"] = "clamp"
 
     @model_validator(mode="after")
-    def _consistent(self) -> MatrixTask:
+    def _check_rank_grid_and_mask(self) -> MatrixTask:
         """Refuses a rank, a grid of values or a mask that the matrix cannot have."""
         if self.rank > min(self.n, self.columns):
             raise ValueError(f"rank {self.rank} exceeds the sides of a {self.n}×{self.columns} matrix")
@@ -125,7 +125,7 @@ class MatrixTask(Task):
     def batch(self, values: Float[Tensor, "batch entry"], hidden: Bool[Tensor, "batch entry"]) -> Batch:
         """Makes a batch from matrices of your own (row-major) and a mask: values are rounded to the grid first."""
 
-    def _flattened_matrices(self, batch: Batch) -> Float[Tensor, "batch entry"]:
+    def _flattened_full_matrices(self, batch: Batch) -> Float[Tensor, "batch entry"]:
         """Returns the full matrices of a batch, row-major."""
         return batch.targets
 
@@ -136,8 +136,8 @@ class MatrixTask(Task):
         mask = torch.rand(hidden.shape, generator=random_stream).to(hidden.device) < self.p_mask
         others = self.sample(len(batch), derive_seed(seed, self.name, "other matrices")).to(hidden.device)
         return {
-            "mask": self.batch(self._flattened_matrices(batch), mask),
-            "values": self.batch(self._flattened_matrices(others), hidden),
+            "mask": self.batch(self._flattened_full_matrices(batch), mask),
+            "values": self.batch(self._flattened_full_matrices(others), hidden),
         }
 
     def encode(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

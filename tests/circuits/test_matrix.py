@@ -62,12 +62,12 @@ class Subject:
         return "the model"
 
     @functools.cached_property
-    def surface(self) -> HookedModel:
+    def hooked(self) -> HookedModel:
         return HookedModel(self.model)
 
     @functools.cached_property
     def sites(self) -> list[str]:
-        return [name for name, kind in KINDS.items() if kind.hook.format(0) in self.surface.hooks]
+        return [name for name, kind in KINDS.items() if kind.hook.format(0) in self.hooked.hooks]
 
     @property
     def window(self) -> bool:
@@ -263,7 +263,7 @@ def some_positions(draw: Any, shortest: int, real: Tensor, generates: bool, prom
 @st.composite
 def some_edit(draw: Any, subject: Subject, made: Any, source: Any, others: Any, generates: bool) -> Any:
     """An edit, and what it means."""
-    surface, lengths = subject.surface, made.lengths
+    hooked, lengths = subject.hooked, made.lengths
     shortest, uneven = int(lengths.min()), len(set(lengths.tolist())) > 1
     kinds = [one for one in EDITS if one != "resample"] if uneven else [*EDITS, *["resample"] * 3]
     kind = draw(st.sampled_from(kinds))
@@ -272,25 +272,25 @@ def some_edit(draw: Any, subject: Subject, made: Any, source: Any, others: Any, 
     sites = [site for site in BY_KIND.get(kind, subject.sites) if site in subject.sites]
     if kind in ("shifted patch", "pooled mean"):
         sites = [site for site in sites if site not in ("scores", "pattern")]
-    if kind in ("mean", "mean pattern") and (uneven or generates) and not surface.causal:
+    if kind in ("mean", "mean pattern") and (uneven or generates) and not hooked.causal:
         sites = [site for site in sites if site not in ("scores", "pattern")]
-    if generates and not surface.bridged:
+    if generates and not hooked.bridged:
         sites = [site for site in sites if not site.endswith("embed")]  # added outside of the forward
     assume(sites)
     site = draw(st.sampled_from(sites))
     of = KINDS[site]
-    layer = None if not of.per_layer else draw(st.none() | st.integers(0, surface.n_layers - 1))
+    layer = None if not of.per_layer else draw(st.none() | st.integers(0, hooked.n_layers - 1))
     if kind in BY_KIND:
-        layer = draw(st.integers(0, surface.n_layers - 1))
+        layer = draw(st.integers(0, hooked.n_layers - 1))
     places = (
         [(site, layer)]
         if layer is not None or not of.per_layer
-        else [(site, one) for one in range(surface.n_layers)]
+        else [(site, one) for one in range(hooked.n_layers)]
     )
     spec, heads, neurons = None, None, None
     if of.head_axis is not None and layer is not None and (kind in BY_KIND or draw(st.booleans())):
-        head = draw(st.integers(0, surface.head_count(of) - 1))
-        heads, spec = (head,), f"{layer}.k{head}" if surface.has_kv_groups(of) else f"{layer}.{head}"
+        head = draw(st.integers(0, hooked.head_count(of) - 1))
+        heads, spec = (head,), f"{layer}.k{head}" if hooked.has_kv_groups(of) else f"{layer}.{head}"
     positions = draw(some_positions(shortest, made.real, generates, kind in FROM_OTHERS))
     name = site if layer is None else f"{site}.{layer}"
     clean = clean_activations(subject, others) if kind in FROM_OTHERS or kind == "pooled mean" else []
@@ -342,7 +342,7 @@ def some_edit(draw: Any, subject: Subject, made: Any, source: Any, others: Any, 
         made_edit = ablate.neurons(layer, list(neurons), **given)
     elif kind == "all but":
         made_edit = ablate.all_but(spec, "zero", **given)
-        places = [("z", one) for one in range(surface.n_layers)]
+        places = [("z", one) for one in range(hooked.n_layers)]
         kept = (layer, heads[0])
         heads = None
         new = lambda row, place, x, seen: (  # noqa: E731
@@ -424,7 +424,7 @@ def check_verb(subject: Subject, draw: Draw, verb: str) -> None:
             output, seen = run(model, made, *draw.edits, cache=["z", Site(*site)])
             assert not made.padded or bool(output[~made.real].isnan().all())
         else:
-            mask = {"attention_mask": made.real.long()} if made.padded and not subject.surface.bridged else {}
+            mask = {"attention_mask": made.real.long()} if made.padded and not subject.hooked.bridged else {}
             assume(bool(mask) or not made.padded)
             with torch.no_grad(), intervene(model, *draw.edits):
                 output, seen = model(made.tokens, **mask), {}
@@ -554,7 +554,7 @@ def generated(model: Any, draw: Draw, use_cache: bool) -> tuple[Tensor, Tensor]:
 def generation(data: st.DataObject, subject: Subject) -> None:
     """A batch that is padded on the left generates what a loop of forwards by hand does for each prompt alone."""
     draw = data.draw(examples(subject, generates=True))
-    way = data.draw(st.sampled_from([generated] if subject.surface.bridged else [generated, looped]))
+    way = data.draw(st.sampled_from([generated] if subject.hooked.bridged else [generated, looped]))
     tokens, logits = way(subject.model, draw, data.draw(st.booleans()))
     for row, prompt in enumerate(draw.rows):
         so_far = prompt[None]

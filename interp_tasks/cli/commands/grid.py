@@ -75,7 +75,7 @@ def grid(
             done = grids.grid(file, folder, imports=imports, progress=progress, **work)
         else:
             check_grid_spec(asked, yes=yes)
-            rows = plan_rows(asked, folder, rate, progress)
+            rows = status_and_cost_rows(asked, folder, rate, progress)
     if dry_run:
         show_plan(rows, format, is_timed=rate is not None)
     else:
@@ -105,7 +105,7 @@ def write_and_show_grid(done: GridRun, format: str, quiet: bool) -> None:
         )
 
 
-def plan_rows(
+def status_and_cost_rows(
     spec: Spec, folder: Path, rate: float | None, progress: Progress | None
 ) -> list[dict[str, Any]]:
     """Returns for every unit its state and what it would take, which is the same for all seeds of a configuration."""

@@ -127,7 +127,7 @@ def print_claims(reproduction: Reproduction) -> None:
 
     out = stdout_console()
     every: list[Any] = reproduction.frame.to_dict("records")
-    out.print(fixed_width_table([("verdict", "claim", "published", "ours", "seeds")], out.width), style="dim")
+    out.print(make_claims_table([("verdict", "claim", "published", "ours", "seeds")], out.width), style="dim")
     for experiment in reproduction.paper.row:
         outcomes = [each for each in every if each["row"] == experiment.number]
         if not outcomes:
@@ -138,7 +138,7 @@ def print_claims(reproduction: Reproduction) -> None:
             of_claim = [each for each in outcomes if each["claim"] == name]
             # What has not been trained stands below, once.
             run = [each for each in of_claim if each["verdict"] != "not run"]
-            out.print(fixed_width_table(claim_table_rows(run or of_claim), out.width))
+            out.print(make_claims_table(claim_table_rows(run or of_claim), out.width))
     print_wrapped(f"\n{claim_count_and_correction(every)}")
     print_wrapped("*: a headline. –: none, or none that is one number. The page says why.")
     if reproduction.missing:
@@ -166,7 +166,7 @@ def claim_table_rows(rows: Sequence[Any]) -> list[tuple[str, ...]]:
     return [("", name, published, "", ""), *((row["verdict"], of, "", *found) for row, of, found in below)]
 
 
-def fixed_width_table(rows: Sequence[Sequence[str]], width: int) -> Table:
+def make_claims_table(rows: Sequence[Sequence[str]], width: int) -> Table:
     """Returns rows in columns of fixed widths; a name that is too long for its column breaks at a hyphen."""
     from rich.table import Table
 

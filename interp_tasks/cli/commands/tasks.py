@@ -14,7 +14,7 @@ from interp_tasks.cli.options import (
     PrintingOptions,
     ResultOptions,
     TaskAndPresetOptions,
-    check_output_files,
+    check_output_files_writable,
     print_and_write_result,
 )
 from interp_tasks.cli.tables import print_rows
@@ -112,7 +112,7 @@ def data(
 
     Of tasks with a grid of inputs; with --plot a page has the answers over it.
     """
-    check_output_files("data", output.out, output.plot)
+    check_output_files_writable("data", output.out, output.plot)
     output.import_tasks()
     check_task_name(task)
     result = experiments.data(task, task_config(task, settings))

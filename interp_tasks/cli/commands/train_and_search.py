@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.checkpoints import resolve
-from interp_tasks.checkpoints.run_reader import check_folder_kind, check_no_run, check_run_name, read_run
+from interp_tasks.checkpoints.run_reader import check_folder_kind, check_no_run, check_run_path, read_run
 from interp_tasks.cli.options import FORMAT, TaskAndPresetOptions
 from interp_tasks.cli.tables import cell_text, print_rows, print_wrapped, training_progress
 from interp_tasks.cli.terminal import print_note, progress_line, watch_stop_signals, write_data, write_line
@@ -47,7 +47,7 @@ def train(
         resolve(resolved.train.start_from)
     if several is not None:
         check_no_run(folder)
-    check_run_name(folder)
+    check_run_path(folder)
     check_writable_folder(folder)
     import interp_tasks.training.trainer  # noqa: F401  (while it is imported, Ctrl-C has nothing to store)
 

@@ -22,8 +22,8 @@ from circuits.figures.panels import Series, curve
 from interp_tasks.checkpoints.drop_detection import final_level
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import finite_or_nan
-from interp_tasks.measurement.option_parsing import LEVEL, check_level
-from interp_tasks.measurement.result import Result, Row, experiment, or_empty, tidy_frame
+from interp_tasks.measurement.option_parsing import LEVEL, check_accuracy_level
+from interp_tasks.measurement.result import Result, Row, cell_writer, experiment, tidy_frame
 from interp_tasks.measurement.run_logs import LoggedRun, median_rows_over_seeds, read_runs, title_and_prefix
 from interp_tasks.pages import Column, Figure, number
 
@@ -50,9 +50,9 @@ def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL] = 0
         level: of an accuracy.
     """
 
-    check_level(level)
+    check_accuracy_level(level)
     logged_runs = read_runs(runs)
-    rows = [row for run in logged_runs for row in generalisation_rows(run, level)]
+    rows = [row for run in logged_runs for row in generalisation_step_rows(run, level)]
     several = median_rows_over_seeds(
         logged_runs,
         rows,
@@ -76,7 +76,7 @@ def generalisation(runs: str | Sequence[str], level: Annotated[float, LEVEL] = 0
 # ---- rows
 
 
-def generalisation_rows(run: LoggedRun, level: float) -> list[Row]:
+def generalisation_step_rows(run: LoggedRun, level: float) -> list[Row]:
     """Returns the rows of one run: where each accuracy reaches the level, its delay, its last value; the order."""
     import numpy as np
 
@@ -86,7 +86,7 @@ def generalisation_rows(run: LoggedRun, level: float) -> list[Row]:
     firsts: dict[str, dict[str, float]] = {"train": {}, "validation": {}}
     for split, first_of in firsts.items():
         for name in accuracy_names(run, split):
-            steps, values = run.finite_lists(name, split)
+            steps, values = run.finite_as_lists(name, split)
             # Step 0 has no batch that was trained on.
             if split == "train" and steps[:1] == [0]:
                 steps, values = steps[1:], values[1:]
@@ -131,7 +131,7 @@ def correlate_accuracy_with_loss(run: LoggedRun, name: str) -> float:
     import pandas
 
     curves = [
-        pandas.Series(dict(zip(*run.finite_lists(each), strict=True)), dtype=float)
+        pandas.Series(dict(zip(*run.finite_as_lists(each), strict=True)), dtype=float)
         for each in (name, f"loss{name.removeprefix(ACCURACY)}")
     ]
     both = pandas.concat(curves, axis=1, join="inner").sort_index()
@@ -220,16 +220,16 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column(f"train at {level}", "train"),
         Column(f"validation at {level}", "validation"),
         Column("for good", "good"),
-        Column("delay", "delay", or_empty("delay", partial(number, significant=3, sign=True))),
-        Column(f"validation when train is at {level}", "then", or_empty("then", number)),
-        Column("final", "final", or_empty("final", number)),
+        Column("delay", "delay", cell_writer("delay", partial(number, significant=3, sign=True))),
+        Column(f"validation when train is at {level}", "then", cell_writer("then", number)),
+        Column("final", "final", cell_writer("final", number)),
         *(
-            [Column("pairs in order", "pairs", or_empty("pairs", ".0%"))]
+            [Column("pairs in order", "pairs", cell_writer("pairs", ".0%"))]
             if rows["pairs"].notna().any()
             else []
         ),
         *(
-            [Column("last / first", "spread", or_empty("spread", number))]
+            [Column("last / first", "spread", cell_writer("spread", number))]
             if rows["spread"].notna().any()
             else []
         ),
@@ -264,7 +264,7 @@ def figures(result: Result) -> list[Figure]:
                     else ("", short_run_name(run.name))
                 )
                 # A logarithm has no place for step 0.
-                points = [pair for pair in zip(*run.finite_lists(name, split), strict=True) if pair[0] > 0]
+                points = [pair for pair in zip(*run.finite_as_lists(name, split), strict=True) if pair[0] > 0]
                 steps, values = ([pair[at] for pair in points] for at in (0, 1))
                 lines.setdefault(title, {})[line] = Series(steps, values)
         axes: dict[str, Any] = {"y": ACCURACY, "x_axis": STEPS, "y_axis": {"range": [-0.02, 1.02]}}

@@ -19,8 +19,8 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations_in_passes import split_into_passes
 from interp_tasks.measurement.confidence_intervals import (
     LEVEL,
+    bootstrap_counts,
     bootstrap_rows,
-    draw_counts,
     without_intervals,
 )
 from interp_tasks.measurement.experiment_options import DEFAULT_SAMPLES, Examples, Options
@@ -101,14 +101,14 @@ def baseline(
             raise UserError("--variant goes with --ckpt: without one use --set, as in --set task.p_mask=0.5")
         return methods_alone(methods, drawn, examples)
 
-    def chosen_of(task: Any) -> tuple[list[str], dict[str, Task]]:
+    def chosen_methods_and_variants(task: Any) -> tuple[list[str], dict[str, Task]]:
         known, groups = (require_declaration(task, "baselines"), require_declaration(task, "variations"))
         varied = groups[chosen_names(groups, [SHARES], "variations", task)[0]]
         using = chosen_names(known, methods or [*known][:1], "--method", task)
         return using, {name: varied[name] for name in chosen_names(varied, variants, "--variant", task)}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        using, tasks = chosen_of(subject.task)
+        using, tasks = chosen_methods_and_variants(subject.task)
         rows = []
         for name, task in tasks.items():
             task.check_model(subject.model)
@@ -116,7 +116,7 @@ def baseline(
             rows += [{**row, "variant": name} for row in comparison_rows(drawn, task, output, using)]
         return rows
 
-    check = lambda subject: chosen_of(subject.task)  # noqa: E731
+    check = lambda subject: chosen_methods_and_variants(subject.task)  # noqa: E731
     result = measure("baseline", refs, options, measure_checkpoint, config=config, check=check)
     using = ", ".join(result.frame["intervention"].unique())
     note = f"baseline: {using}, which nothing trains; effect and ratio: the model against it."
@@ -132,7 +132,7 @@ def methods_alone(methods: Sequence[str], drawn: SampleSettings, examples: Examp
     rows: list[Row] = []
     for name in chosen_names(require_declaration(task, "baselines"), methods, "--method", task):
         metrics = metrics_and_properties(drawn, task, run_method(drawn, task, name))
-        truth = rows_against_truth(drawn, task, metrics)
+        truth = property_rows_against_truth(drawn, task, metrics)
         judged = {row["metric"] for row in truth}
         rest = {name: values for name, values in metrics.items() if name not in judged}
         of_method = [*bootstrap_rows(rest, None, drawn.seed), *truth]
@@ -333,10 +333,10 @@ def comparison_rows(drawn: SampleSettings, task: Task, output: Tensor, methods: 
             metrics, metrics_and_properties(drawn, task, run_method(drawn, task, name)), drawn.seed
         )
     ]
-    return rows + rows_against_truth(drawn, task, metrics)
+    return rows + property_rows_against_truth(drawn, task, metrics)
 
 
-def rows_against_truth(drawn: SampleSettings, task: Any, metrics: Mapping[str, Any]) -> list[Row]:
+def property_rows_against_truth(drawn: SampleSettings, task: Any, metrics: Mapping[str, Any]) -> list[Row]:
     """Returns the properties of an output beside those of the right answers; none where the task names none."""
     targets = draw_batch(drawn, task).targets[..., None]
     right = task.properties(targets) if hasattr(task, "properties") else {}
@@ -369,18 +369,18 @@ def correlation_row(one: Tensor, others: Sequence[Tensor], mask: Tensor, seed: i
 
     from circuits.statistics import percentiles
 
-    moments = np.stack([moments_of(one, other, mask) for other in others])
-    weights = draw_counts(seed, len(one))
-    pooled = pearson_from_moments(moments.sum(1))
+    moments = np.stack([correlation_sums(one, other, mask) for other in others])
+    weights = bootstrap_counts(seed, len(one))
+    pooled = pearson_from_sums(moments.sum(1))
     # [draws series]
-    resampled = np.stack([pearson_from_moments(weights @ series) for series in moments], axis=1)
+    resampled = np.stack([pearson_from_sums(weights @ series) for series in moments], axis=1)
     own = np.stack(percentiles(resampled, LEVEL))[:, 0]
     beside = np.stack(percentiles(resampled[:, :1] - resampled[:, 1:], LEVEL))
     row = number_columns(pooled[0], own, *((pooled[1], beside[:, 0]) if others[1:] else ()))
     return {**(row if len(one) > 1 else without_intervals(row)), "n": len(one)}
 
 
-def moments_of(one: Tensor, two: Tensor, mask: Tensor) -> Any:
+def correlation_sums(one: Tensor, two: Tensor, mask: Tensor) -> Any:
     """Returns [batch 6]: number of entries, and sums of x, y, x², y², xy over them."""
     import numpy as np
 
@@ -388,8 +388,8 @@ def moments_of(one: Tensor, two: Tensor, mask: Tensor) -> Any:
     return np.stack([(w * part).sum(1) for part in (np.ones_like(x), x, y, x * x, y * y, x * y)], axis=1)
 
 
-def pearson_from_moments(moments: Any) -> Any:
-    """Computes r from the sums [... 6] that :func:`moments_of` gives."""
+def pearson_from_sums(moments: Any) -> Any:
+    """Computes r from the sums [... 6] that :func:`correlation_sums` gives."""
     import numpy as np
 
     count, x, y, xx, yy, xy = (moments[..., part] for part in range(6))

@@ -109,11 +109,11 @@ def influence(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         found = declared_perturbations(subject)
-        moved = output_changes(subject, found)
+        moved = pairwise_output_changes(subject, found)
         return [
             {**row, "variant": "model", "intervention": kind, "engine": "naive"}
             for kind in found.kinds
-            for row in kind_rows(kind, moved, found, subject.seed)
+            for row in change_and_share_rows(kind, moved, found, subject.seed)
         ]
 
     result = measure("influence", refs, options, measure_checkpoint, config={"shift": SHIFT})
@@ -140,7 +140,7 @@ def declared_perturbations(subject: LoadedCheckpoint) -> InputPerturbations:
     return influences
 
 
-def output_changes(subject: LoadedCheckpoint, declared: InputPerturbations) -> Tensor:
+def pairwise_output_changes(subject: LoadedCheckpoint, declared: InputPerturbations) -> Tensor:
     """Returns the changes of outputs ``[batch changed read]``, float64; 0 where no input was changed."""
     import torch
 
@@ -159,7 +159,7 @@ def output_changes(subject: LoadedCheckpoint, declared: InputPerturbations) -> T
     return moved
 
 
-def kind_rows(kind: str, moved: Tensor, declared: InputPerturbations, seed: int) -> list[Row]:
+def change_and_share_rows(kind: str, moved: Tensor, declared: InputPerturbations, seed: int) -> list[Row]:
     """Returns the mean change of a kind of pair, and its share of all change beside that of all pairs; none of none."""
     sizes = moved.abs()
     pairs = (declared.changed[:, :, None] & declared.read[:, None]).double()

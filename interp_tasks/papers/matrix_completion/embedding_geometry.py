@@ -216,7 +216,7 @@ def position_rows(
         yield {**about, **number_columns(ratios[0], baseline=ratios[1] if ratios[1:] else None)}
 
 
-def token_points(values: Mapping[int, float], tables: Embeddings) -> pandas.DataFrame:
+def token_components_and_norms(values: Mapping[int, float], tables: Embeddings) -> pandas.DataFrame:
     """Returns the table of the figures of tokens."""
     points = tables.rows_of_tokens(values)
     named = {"value": list(values.values()), "norm": np.linalg.norm(points, axis=1)}
@@ -224,7 +224,7 @@ def token_points(values: Mapping[int, float], tables: Embeddings) -> pandas.Data
     return pandas.DataFrame(named | {"component 1": first, "component 2": second})
 
 
-def position_points(axes: Mapping[str, int], positions: Array, plane: Array) -> pandas.DataFrame:
+def position_tsne_and_norms(axes: Mapping[str, int], positions: Array, plane: Array) -> pandas.DataFrame:
     """Returns the table of the figures of positions; the last column has what they are coloured by."""
     norms = np.linalg.norm(positions[: len(plane)], axis=1)
     named = {"position": range(len(plane)), "norm": norms, "t-SNE 1": plane[:, 0], "t-SNE 2": plane[:, 1]}

@@ -18,7 +18,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     Refs,
     checkpoints_by_run,
-    get_run_name,
+    path_of_run,
     resolve_refs,
 )
 from interp_tasks.measurement.measure_checkpoints import measure
@@ -76,7 +76,7 @@ def embeddings(
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures the token and position embeddings of one checkpoint, beside those of an untrained model."""
-        run, task = get_run_name(subject), subject.task
+        run, task = path_of_run(subject), subject.task
         assert task is not None
         if run in last and run not in ends:
             ends[run] = Embeddings.of(load_model(last[run], options.get("device", "cpu")))
@@ -87,14 +87,14 @@ def embeddings(
         rows: list[Row] = []
         if values:
             rows += embedding_geometry.token_rows(values, tables, other, ends.get(run), subject.seed)
-            points.append(embedding_geometry.token_points(values, tables))
+            points.append(embedding_geometry.token_components_and_norms(values, tables))
         cells = math.prod(axes.values())
         # t-SNE cannot place fewer than four points.
         if axes and tables.positions is not None and cells > 3:
             plane = embedding_geometry.tsne(tables.positions[:cells], subject.seed)
             beside = None if other is None else other.positions
             rows += embedding_geometry.position_rows(axes, tables.positions, beside, plane, subject.seed)
-            points.append(embedding_geometry.position_points(axes, tables.positions, plane))
+            points.append(embedding_geometry.position_tsne_and_norms(axes, tables.positions, plane))
         if not rows:
             raise UserError(f"task {task.name!r} has neither tokens with values nor positions on a grid")
         return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
@@ -108,7 +108,7 @@ def embeddings(
 # ---- figures
 
 
-def embedding_panels(ref: str, table: pandas.DataFrame) -> Iterator[Panel]:
+def plane_and_norm_panels(ref: str, table: pandas.DataFrame) -> Iterator[Panel]:
     """Yields the plane that points lie in, and their norms: values in colours of bins, positions of the last axis."""
     if "value" in table:
         # The ends of the scale are near black and near white: a rim is seen on both grounds.
@@ -140,7 +140,7 @@ def figures(result: Result) -> list[Figure]:
     caption = "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
     drawn = []
     for ref, tables in result.data["tables"].items():
-        panels = [panel for table in tables for panel in embedding_panels(ref, table)]
+        panels = [panel for table in tables for panel in plane_and_norm_panels(ref, table)]
         drawn.append(Figure(draw_panels(panels, columns=2, showlegend=False), f"Embeddings, {ref}", caption))
     if len(drawn) > 1:
         shown = result.frame[~result.frame["metric"].str.endswith(": p")]

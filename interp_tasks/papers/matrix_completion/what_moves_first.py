@@ -23,7 +23,7 @@ from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     checkpoints_by_run,
-    get_run_name,
+    path_of_run,
     resolve_refs,
 )
 from interp_tasks.measurement.measure_checkpoints import measure
@@ -73,7 +73,7 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     ends: dict[str, Embeddings] = {}
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        run, part = get_run_name(subject), str(subject.labels["ref"]).removeprefix(subject.stored.label)
+        run, part = path_of_run(subject), str(subject.labels["ref"]).removeprefix(subject.stored.label)
         own, last = curves.setdefault((run, part), {}), runs[run][-1]
         if run not in ends:
             ends[run] = Embeddings.of(load_model(last, options.get("device", "cpu")))
@@ -83,7 +83,7 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
             row = {"variant": name, "intervention": kind, "metric": VALUE, "engine": "naive"}
             rows.append({**row, **number_columns(values[0], percentile_interval(values[1:]))})
         if subject.stored.path == last.path:
-            rows += step_rows(own, plateaus[run], drop_metric_name(subject))
+            rows += share_reached_rows(own, plateaus[run], drop_metric_name(subject))
         return [{**row, "n": len(subject.tokens)} for row in rows]
 
     config = {"refs": [one.label for one in found]}
@@ -166,7 +166,7 @@ def metrics_with_resamples(subject: LoadedCheckpoint, *edits: Any) -> dict[str, 
     return pooled
 
 
-def step_rows(curves: Curves, plateau: int, drop: str) -> Iterator[Row]:
+def share_reached_rows(curves: Curves, plateau: int, drop: str) -> Iterator[Row]:
     """Yields the step at which each quantity has reached a share of its total change, beside the drop metric's."""
     import numpy as np
 

@@ -20,7 +20,7 @@ from interp_tasks.measurement.confidence_intervals import (
     weighted_correlation,
 )
 from interp_tasks.measurement.experiment_options import Examples, Options
-from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, get_run_name, resolve_refs
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, path_of_run, resolve_refs
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns
 from interp_tasks.measurement.token_and_position_embeddings import WEIGHTS, Embeddings, untrained_embeddings
@@ -81,12 +81,12 @@ def weights(
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures the embedding tables of one checkpoint, beside those of untrained models."""
         # The same for all checkpoints of a run and architecture.
-        key = (get_run_name(subject), subject.task, *(tuple(one.shape) for one in subject.model.parameters()))
+        key = (path_of_run(subject), subject.task, *(tuple(one.shape) for one in subject.model.parameters()))
         if key not in untrained_of:
             drawn = [untrained_embeddings(subject, draw) for draw in range(MODELS)]
             untrained_of[key] = [each for each in drawn if each is not None]
         tables, inputs = [Embeddings.of(subject.model), *untrained_of[key]], grid_of(subject)
-        rows = [*position_rows(inputs, tables, subject.seed), *token_rows(inputs, tables, subject.seed)]
+        rows = [*similarity_rows(inputs, tables, subject.seed), *token_rows(inputs, tables, subject.seed)]
         return [{"split": WEIGHTS, "engine": "exact", **row} for row in rows]
 
     labels = [one.label for one in controls]
@@ -118,7 +118,7 @@ def mean_or_none(values: Iterable[float]) -> float | None:
 # ---- of the positions and tokens of a model, and of untrained ones after it
 
 
-def position_rows(inputs: GridInputs, tables: Sequence[Embeddings], seed: int) -> Iterator[Row]:
+def similarity_rows(inputs: GridInputs, tables: Sequence[Embeddings], seed: int) -> Iterator[Row]:
     """Yields Pearson and cosine of the rows of W_pos at the grid's coordinates."""
     import numpy as np
 
@@ -130,16 +130,16 @@ def position_rows(inputs: GridInputs, tables: Sequence[Embeddings], seed: int) -
                 continue
             about = "all dimensions" if dimensions == table.shape[1] else f"first {dimensions} dimensions"
             plain = np.ones((1, dimensions))
-            beside = [row_similarities(each, pair, dimensions, plain) for each in others]
+            beside = [pearson_and_cosine(each, pair, dimensions, plain) for each in others]
             weights = bootstrap_point_weights(dimensions, seed)
-            for metric, values in row_similarities(table, pair, dimensions, weights).items():
+            for metric, values in pearson_and_cosine(table, pair, dimensions, weights).items():
                 row = {"variant": f"positions {pair[0]} and {pair[1]}", "intervention": about}
                 baseline = mean_or_none(float(each[metric][0]) for each in beside)
                 of_value = number_columns(values[0], percentile_interval(values[1:]), baseline)
                 yield {**row, "metric": metric, "site": "pos_embed", "n": dimensions, **of_value}
 
 
-def row_similarities(
+def pearson_and_cosine(
     table: Array, pair: tuple[int, int], dimensions: int, weights: Array
 ) -> dict[str, Array]:
     """Returns Pearson and cosine of two rows over their first dimensions, weighted ``[draws dimension]``."""
@@ -158,14 +158,14 @@ def token_rows(inputs: GridInputs, tables: Sequence[Embeddings], seed: int) -> I
     for values, name in by_values.items():
         label = "W_E" if len(by_values) == 1 else f"W_E ({name})"
         table, *others = (each.tokens[list(values)] for each in tables)
-        beside = [analyse_table(each, UNTRAINED_ORDERS, seed) for each in others]
-        for (about, metric), value in analyse_table(table, ORDERS, seed).items():
+        beside = [singular_values_and_frequencies(each, UNTRAINED_ORDERS, seed) for each in others]
+        for (about, metric), value in singular_values_and_frequencies(table, ORDERS, seed).items():
             baseline = mean_or_none(each[about, metric] for each in beside)
             row = {"variant": label, "intervention": about, "metric": metric, "site": "embed"}
             yield {**row, "n": len(table), **number_columns(value, baseline=baseline)}
 
 
-def analyse_table(table: Array, orders: int, seed: int) -> dict[tuple[str, str], float]:
+def singular_values_and_frequencies(table: Array, orders: int, seed: int) -> dict[tuple[str, str], float]:
     """Returns of a token table ``[digit d]`` its singular values and frequencies, by the part and the metric."""
     import numpy as np
 
@@ -206,10 +206,10 @@ def are_periodic(functions: Array) -> NDArray[np.bool_]:
     from circuits.fourier import spectrum
 
     share = spectrum(functions, {"row": len(functions)}).bands().share.numpy()
-    return np.asarray(share.max(0) > periodic_threshold(len(functions)))
+    return np.asarray(share.max(0) > periodic_share_threshold(len(functions)))
 
 
-def periodic_threshold(rows: int) -> float:
+def periodic_share_threshold(rows: int) -> float:
     """Returns the share of variance at the best frequency above which a function of ``rows`` rows is periodic."""
     return float(1 - (LEVEL / (rows // 2)) ** (2 / (rows - 3))) if rows > 3 else 1.0
 

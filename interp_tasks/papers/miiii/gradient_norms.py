@@ -57,7 +57,7 @@ def gradients(runs: str | Sequence[str], start: Annotated[int, START] = 0) -> Re
         raise UserError(f"--start {start}: a step from 0")
     logged = [(run, read_gradient_norms(run, start)) for run in read_runs(runs)]
     rows = [
-        row for run, stages in logged for each in stages.items() for row in gradient_norm_rows(run, *each)
+        row for run, stages in logged for each in stages.items() for row in step_below_half_rows(run, *each)
     ]
     notes = (
         "step below half: from there on every logged norm is below half of the tensor's largest; – if the last one is "
@@ -94,7 +94,7 @@ def read_gradient_norms(run: LoggedRun, start: int) -> dict[str, pandas.DataFram
     return {stage: norms for stage, norms in by_stage.items() if norms.size}
 
 
-def gradient_norm_rows(run: LoggedRun, stage: str, norms: pandas.DataFrame) -> Iterator[Row]:
+def step_below_half_rows(run: LoggedRun, stage: str, norms: pandas.DataFrame) -> Iterator[Row]:
     """Yields the rows of each tensor; one that is frozen, with a gradient of 0 throughout, has only its norm."""
     import statistics
 

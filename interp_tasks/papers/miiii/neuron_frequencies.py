@@ -27,7 +27,7 @@ ROUNDING = 1e-20
 
 
 @dataclass(frozen=True)
-class LayerFrequencies:
+class LayerFeatures:
     """The features of one layer over the complete grid, ``values [cell feature]``, and their measures ``[feature]``.
 
     Attributes:
@@ -68,7 +68,7 @@ class LayerFrequencies:
         return float(counts.double().mean()) if len(counts) else 0.0
 
 
-def frequencies_by_layer(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator[LayerFrequencies]:
+def features_by_layer(subject: LoadedCheckpoint, site: str, draws: int) -> Iterator[LayerFeatures]:
     """Yields the features of each layer where the task reads: neurons, or attention to each digit (``pattern``).
 
     Args:
@@ -101,7 +101,7 @@ def frequencies_by_layer(subject: LoadedCheckpoint, site: str, draws: int) -> It
         order = draw_relabelling(grid, subject.seed)
         renamed = grid.arrange(values)[order[0]][:, order[1]].flatten(0, 1)
         counts, together = count_active_against_chance(values, grid, draws, subject.seed)
-        yield LayerFrequencies(
+        yield LayerFeatures(
             *(site, layer, at, tuple(names), tuple(heads), values, grid, partition, grouped),
             first=torch.where(grouped.best < 0, 0.0, first),
             one=torch.maximum(share[1:, 0].sum(0), share[0, 1:].sum(0)),
@@ -146,7 +146,7 @@ def count_active_by_published_rule(over_time: NDArray[np.float64], deviations: i
     return counts
 
 
-def normalise_power(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
+def frequency_shares(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
     """Divides amplitudes [time frequency feature] by their sum over the frequencies other than 0, at each time.
 
     A feature that only grows and shrinks has all its frequencies above the mean at once, and none otherwise; the count

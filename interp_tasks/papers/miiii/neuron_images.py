@@ -13,7 +13,7 @@ from circuits.figures.layout import draw_panels
 from circuits.figures.panels import heatmap
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.experiment_options import Options
-from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, get_run_name
+from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, path_of_run
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import THRESHOLD, check_choice, check_draws
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Unpack
 
-    from interp_tasks.papers.miiii.neuron_frequencies import LayerFrequencies
+    from interp_tasks.papers.miiii.neuron_frequencies import LayerFeatures
 
 SITES = ("mlp_post", "pattern")
 NEURONS = (0, 1, 2)
@@ -75,7 +75,7 @@ class FeatureImage(NamedTuple):
     share: np.ndarray
 
 
-def make_images(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[tuple[str, FeatureImage]]:
+def make_images(features: LayerFeatures, wanted: Sequence[int]) -> Iterator[tuple[str, FeatureImage]]:
     """Yields names and images of some features."""
     values, share = features.grid.arrange(features.values), features.spectrum.share
     for at in wanted:
@@ -115,7 +115,7 @@ def neurons(
         draws: relabellings of the digits behind ``active frequencies``; see :func:`count_active_against_chance`.
         options: seed, task, task_config, device, progress: see :class:`Options`.
     """
-    from interp_tasks.papers.miiii.neuron_frequencies import frequencies_by_layer, published_amplitudes
+    from interp_tasks.papers.miiii.neuron_frequencies import features_by_layer, published_amplitudes
 
     check_choice("--site", site, SITES)
     check_draws(draws)
@@ -125,7 +125,7 @@ def neurons(
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         rows, ref = [], str(subject.labels["ref"])
-        for features in frequencies_by_layer(subject, site, draws):
+        for features in features_by_layer(subject, site, draws):
             wanted = range(len(features.names)) if site == "pattern" else chosen
             shared = {"site": site, "layer": features.layer, "position": features.position, "split": "grid"}
             shared |= {"intervention": f"{site}.{features.layer}", "n": features.grid.cells}
@@ -136,7 +136,7 @@ def neurons(
                 moment = CheckpointAmplitudes(
                     ref, subject.stored.step, shared, strengths, features.mean_active
                 )
-                history.setdefault((get_run_name(subject), features.layer), []).append(moment)
+                history.setdefault((path_of_run(subject), features.layer), []).append(moment)
         return rows
 
     def check_sizes(sizes: Any, name: str) -> None:
@@ -146,14 +146,14 @@ def neurons(
     config = {"neurons": list(chosen), "site": site, "draws": draws}
     checks: dict[str, Any] = {
         "check_sizes": check_sizes,
-        "later": lambda: rows_over_time(history, chosen),
+        "later": lambda: count_and_peak_by_ref(history, chosen),
         "check": lambda subject: GridInputs.of(subject.task, "neurons", coordinates=2),
     }
     result = measure("neurons", refs, options, measure_checkpoint, config=config, **checks)
     return replace(result, notes=NOTES, data={"images": images})
 
 
-def feature_and_cluster_rows(features: LayerFrequencies, wanted: Sequence[int]) -> Iterator[Row]:
+def feature_and_cluster_rows(features: LayerFeatures, wanted: Sequence[int]) -> Iterator[Row]:
     """Yields rows of the chosen features; of heads their preferences, of neurons those of clusters and of all."""
     import torch
 
@@ -191,7 +191,7 @@ def feature_and_cluster_rows(features: LayerFrequencies, wanted: Sequence[int]) 
         yield {"variant": ALL, **row(ACTIVE_EACH, features.mean_active)}
 
 
-def rows_over_time(
+def count_and_peak_by_ref(
     history: Mapping[tuple[str, int], Sequence[CheckpointAmplitudes]], wanted: Sequence[int]
 ) -> dict[str, list[Row]]:
     """Returns by REF what needs all checkpoints of a run, three at least."""
@@ -208,7 +208,7 @@ def count_and_peak_rows(
     """Yields REFs and rows: the published counts at every checkpoint; where they and the other counts peak."""
     import numpy as np
 
-    from interp_tasks.papers.miiii.neuron_frequencies import count_active_by_published_rule, normalise_power
+    from interp_tasks.papers.miiii.neuron_frequencies import count_active_by_published_rule, frequency_shares
 
     moments = sorted(moments, key=lambda moment: moment.step)
     over_time = np.stack([moment.amplitudes for moment in moments])
@@ -218,7 +218,7 @@ def count_and_peak_rows(
     for kind, counts in (
         ("1 sd", count_active_by_published_rule(over_time, 1)),
         ("2 sd", count_active_by_published_rule(over_time, 2)),
-        ("1 sd, without size", count_active_by_published_rule(normalise_power(over_time), 1)),
+        ("1 sd, without size", count_active_by_published_rule(frequency_shares(over_time), 1)),
     ):
         name = f"{ACTIVE}, mean + {kind}"
         series |= {(f"neuron {at}", name): counts[:, at].astype(float) for at in wanted}

@@ -15,7 +15,7 @@ from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import check_draws
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns
-from interp_tasks.papers.input_grid_and_answers import GridAnswer, GridInputs
+from interp_tasks.papers.input_grid_and_answers import AnswerOnGrid, GridInputs
 
 if TYPE_CHECKING:
     import pandas
@@ -74,8 +74,8 @@ def primes(
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
         """Measures what the tensors of one checkpoint hold of each prime's remainder, and what its removal does."""
         inputs, last = GridInputs.of(subject.task, "primes"), None
-        rows = list(embedding_rows(subject, inputs, draws))
-        for tensor in record_tensors(subject, inputs):
+        rows = list(embedding_share_rows(subject, inputs, draws))
+        for tensor in record_attention_and_mlp(subject, inputs):
             new_rows, best = share_rows_and_best_features(subject, inputs, tensor, draws)
             rows += new_rows
             if tensor.site == "mlp_post" and best:
@@ -105,14 +105,14 @@ class TensorValues(NamedTuple):
     values: Tensor
 
     @property
-    def squares_by_feature(self) -> Tensor:
+    def squared_deviations_by_feature(self) -> Tensor:
         """Returns the sum over examples of each feature's squared distance from its mean."""
         values = self.values.double()
         total: Tensor = (values - values.mean(0)).square().sum(0)
         return total
 
 
-def record_tensors(subject: LoadedCheckpoint, inputs: GridInputs) -> Iterator[TensorValues]:
+def record_attention_and_mlp(subject: LoadedCheckpoint, inputs: GridInputs) -> Iterator[TensorValues]:
     """Yields the outputs of attention and MLP of every layer, and the neurons, where the task reads."""
     at, cfg = inputs.task.read_positions[-1], subject.model.cfg
     kinds = ("attn_out",) if cfg.attn_only else ("attn_out", "mlp_post", "mlp_out")
@@ -141,7 +141,7 @@ def shuffled_coordinates(inputs: GridInputs, seed: int) -> Tensor:
     return torch.stack([order[column] for order, column in zip(orders, at.T, strict=True)], 1)
 
 
-def embedding_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) -> Iterator[Row]:
+def embedding_share_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) -> Iterator[Row]:
     """Yields the share of each coordinate's token embedding that is a function of the digit modulo q, of all q too."""
     import numpy as np
     import torch
@@ -158,8 +158,8 @@ def embedding_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) ->
         orders += [shuffled_digits(len(values), subject.seed, draw) for draw in range(draws)]
         for one, q in moduli.items():
             shares = variance.total(weight, torch.stack([order % q for order in orders])).numpy()
-            yield tensor_row(tensor, one, DIGIT, SHARE, float(shares[0]), shares[1:])
-        degrees, weights = sum(q - 1 for q in moduli.values()), tensor.squares_by_feature
+            yield row_with_control(tensor, one, DIGIT, SHARE, float(shares[0]), shares[1:])
+        degrees, weights = sum(q - 1 for q in moduli.values()), tensor.squared_deviations_by_feature
         # Answers whose functions span the whole space explain everything.
         if not moduli or degrees >= len(weight) - 1 or weights.sum() == 0:
             continue
@@ -167,9 +167,9 @@ def embedding_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: int) ->
             variance.partition(weight, {one: order % q for one, q in moduli.items()}) for order in orders
         ]
         together = np.array([float(part.together @ weights / weights.sum()) for part in parts])
-        yield tensor_row(tensor, TOGETHER, DIGIT, SHARE, together[0], together[1:])
+        yield row_with_control(tensor, TOGETHER, DIGIT, SHARE, together[0], together[1:])
         adjusted = variance.adjusted(together[0], len(weight), degrees)
-        yield tensor_row(tensor, TOGETHER, DIGIT, "share less chance", adjusted)
+        yield row_with_control(tensor, TOGETHER, DIGIT, "share less chance", adjusted)
 
 
 def share_rows_and_best_features(
@@ -185,7 +185,7 @@ def share_rows_and_best_features(
     from circuits import variance
 
     orders = [shuffled_coordinates(inputs, subject.seed + draw) for draw in range(draws)]
-    weights = tensor.squares_by_feature
+    weights = tensor.squared_deviations_by_feature
     rows: list[Row] = []
     if weights.sum() == 0:
         return rows, {}
@@ -194,7 +194,7 @@ def share_rows_and_best_features(
         controls = [replace(answer.sum, coordinates=order).remainders for order in orders]
         shares = variance.explained(tensor.values, torch.stack([answer.sum.remainders, *controls]))
         each = (shares @ weights / weights.sum()).numpy()
-        rows.append(tensor_row(tensor, name, "answer", SHARE, float(each[0]), each[1:]))
+        rows.append(row_with_control(tensor, name, "answer", SHARE, float(each[0]), each[1:]))
         chance = (answer.sum.period - 1) / (len(tensor.values) - 1)
         strength.append((shares[0] - chance) / (1 - chance))
         serving.append(shares[0] > shares[1:].max())
@@ -202,8 +202,8 @@ def share_rows_and_best_features(
     best = {name: serving[at] & (most == at) for at, name in enumerate(inputs.answers)}
     if tensor.site == "mlp_post":
         for name, chosen in zip(best, serving, strict=True):
-            rows.append(tensor_row(tensor, name, NEURONS, SERVING, float(chosen.sum())))
-            rows.append(tensor_row(tensor, name, NEURONS, BEST, float(best[name].sum())))
+            rows.append(row_with_control(tensor, name, NEURONS, SERVING, float(chosen.sum())))
+            rows.append(row_with_control(tensor, name, NEURONS, BEST, float(best[name].sum())))
         live = (weights > 0).numpy()
         served = torch.stack(serving).numpy()[:, live]
         rows += sharing_rows(
@@ -229,11 +229,11 @@ def sharing_rows(tensor: TensorValues, strength: Array, served: Array, seed: int
         mixed = np.take_along_axis(served, orders, 1)
         several.append(float((mixed.sum(0) > 1).sum()))
         spread.append(effective_answers_per_neuron(np.take_along_axis(strength, orders, 1), mixed))
-    yield tensor_row(tensor, TOGETHER, NEURONS, SERVING, float(served.any(0).sum()))
+    yield row_with_control(tensor, TOGETHER, NEURONS, SERVING, float(served.any(0).sum()))
     more = float((served.sum(0) > 1).sum())
-    yield tensor_row(tensor, TOGETHER, NEURONS, "neurons serving several", more, np.array(several))
+    yield row_with_control(tensor, TOGETHER, NEURONS, "neurons serving several", more, np.array(several))
     answers = effective_answers_per_neuron(strength, served)
-    yield tensor_row(tensor, TOGETHER, NEURONS, "answers per neuron", answers, np.array(spread))
+    yield row_with_control(tensor, TOGETHER, NEURONS, "answers per neuron", answers, np.array(spread))
 
 
 def effective_answers_per_neuron(strength: Array, served: Array) -> float:
@@ -248,7 +248,7 @@ def mean_of_finite(values: Array) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
-def tensor_row(
+def row_with_control(
     tensor: TensorValues, variant: str, what: str, metric: str, value: float, control: Array | None = None
 ) -> Row:
     """Returns a row of the table; with a control, its mean, the difference, and the 95% range of its draws."""
@@ -266,7 +266,7 @@ def tensor_row(
 # ---- answers taken away
 
 
-def make_removal_edits(
+def digit_and_neuron_removals(
     subject: LoadedCheckpoint, inputs: GridInputs, tensor: TensorValues, best: Mapping[str, Tensor]
 ) -> tuple[dict[str, Intervention], dict[str, Intervention]]:
     """Returns edits that take each answer away, and as much at random: of digits at the embedding, and of neurons.
@@ -282,7 +282,7 @@ def make_removal_edits(
     digits: dict[str, Intervention] = {}
     neurons: dict[str, Intervention] = {}
     mixed = shuffled_coordinates(inputs, subject.seed)
-    live = (tensor.squares_by_feature > 0).nonzero().flatten()
+    live = (tensor.squared_deviations_by_feature > 0).nonzero().flatten()
     assert tensor.layer is not None  # that of the neurons
     for name, answer in inputs.answers.items():
         for prefix, at in ((WITHOUT, inputs.grid.coordinates()), (CONTROL, mixed)):
@@ -304,16 +304,16 @@ def removal_rows(
     from circuits import sweep
 
     task, answers, device = inputs.task, inputs.answers, subject.tokens.device
-    rows = inputs.rows_of(subject.tokens)
+    rows = inputs.rows_on_grid(subject.tokens)
     remainders = torch.stack([answer.sum.remainders[rows] for answer in answers.values()], 1).to(device)
 
-    def judge(output: Tensor, right: Tensor) -> dict[str, Tensor]:
+    def correct_by_answer(output: Tensor, right: Tensor) -> dict[str, Tensor]:
         logits = task.read(output)[:, 0]
         given = {name: logits[:, answer.classes.to(device)].argmax(-1) for name, answer in answers.items()}
         return {name: (given[name] == right[:, at]).double() for at, name in enumerate(given)}
 
     tokens = inputs.tokens[rows].to(device)
-    digits_and_neurons = make_removal_edits(subject, inputs, tensor, best)
+    digits_and_neurons = digit_and_neuron_removals(subject, inputs, tensor, best)
     places: list[Row] = [
         {"intervention": "digits at embed", "site": "embed"},
         {"intervention": f"neurons at {tensor.label}", "site": tensor.site, "layer": tensor.layer},
@@ -321,13 +321,13 @@ def removal_rows(
     for about, edits in zip(places, digits_and_neurons, strict=True):
         if edits:
             read: dict[str, Any] = {"positions": task.read_positions, "draws": 1, "flips": 1}
-            frame = sweep(subject.model, tokens, edits, judge, remainders, **read).frame
+            frame = sweep(subject.model, tokens, edits, correct_by_answer, remainders, **read).frame
             shared = {**about, "n": len(tokens), "engine": "naive"}
             yield from ({**shared, **row} for row in damage_rows(frame, answers))
 
 
 def lost_accuracy(
-    frame: pandas.DataFrame, answers: Mapping[str, GridAnswer], prefix: str
+    frame: pandas.DataFrame, answers: Mapping[str, AnswerOnGrid], prefix: str
 ) -> tuple[Array, Array]:
     """Returns the lost share of the accuracy above chance, of each answer taken away: its own, and the others' mean.
 
@@ -345,7 +345,7 @@ def lost_accuracy(
     return np.diag(lost), np.array([mean_of_finite(one) for one in away])
 
 
-def damage_rows(frame: pandas.DataFrame, answers: Mapping[str, GridAnswer]) -> Iterator[Row]:
+def damage_rows(frame: pandas.DataFrame, answers: Mapping[str, AnswerOnGrid]) -> Iterator[Row]:
     """Yields each answer's damage to itself and to the others, and their means, with the same under the control.
 
     An answer of whose removal nothing is known, as where no neuron serves it, has no rows.

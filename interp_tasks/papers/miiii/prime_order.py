@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.option_parsing import LEVEL, check_level
+from interp_tasks.measurement.option_parsing import LEVEL, check_accuracy_level
 from interp_tasks.measurement.result import Result, experiment, tidy_frame
 from interp_tasks.measurement.run_logs import LoggedRun, read_runs, setting_in_config
 
@@ -58,7 +58,7 @@ def prime_order(
 
     from circuits.statistics import holm_adjusted
 
-    check_level(level)
+    check_accuracy_level(level)
     points = [point for run in read_runs(runs) for point in read_generalisations(run, level)]
     steps = np.array([point.step for point in points])
     named, by_run = np.unique([point.run for point in points], return_inverse=True)
@@ -102,7 +102,7 @@ def read_generalisations(run: LoggedRun, level: float) -> list[Generalisation]:
             f"{run.name} logs no accuracy_q of primes q below a base p: prime-order is of the task miiii"
         )
     steps = {
-        q: first_and_lasting_steps(*run.finite_lists(name), level)[0] for q, name in sorted(primes.items())
+        q: first_and_lasting_steps(*run.finite_as_lists(name), level)[0] for q, name in sorted(primes.items())
     }
     return [Generalisation(run.name, p, q, step) for q, step in steps.items()]
 

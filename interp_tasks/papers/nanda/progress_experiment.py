@@ -24,7 +24,7 @@ from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     checkpoints_by_run,
-    get_run_name,
+    path_of_run,
     resolve_refs,
     was_trained_on,
 )
@@ -116,13 +116,13 @@ class RunProgress:
             rows += (
                 row
                 for name, one in answers.items()
-                for row in progress_measures.loss_rows(on_grid, one, self.keys[name])
+                for row in progress_measures.restricted_loss_rows(on_grid, one, self.keys[name])
             )
         if "gini" in kinds:
             rows += progress_measures.gini_rows(on_grid, self.keys)
         if "weights" in kinds:
-            rows += progress_measures.weight_norm_rows(on_grid)
-        self.store_values(rows, subject.stored.step)
+            rows += progress_measures.squared_weights_rows(on_grid)
+        self.store_curve_values(rows, subject.stored.step)
         yield from rows
         if subject.stored.path != self.last.path:
             return
@@ -135,11 +135,11 @@ class RunProgress:
                 yield from progress_measures.frequency_removal_rows(on_grid, answer, keys)
             yield from phase_rows(name, self.curves.get(name, {}) | self.curves.get("", {}))
         if "attention" in kinds:
-            yield from progress_measures.attention_rows(on_grid)
+            yield from progress_measures.attention_wave_fit_rows(on_grid)
         if "skips" in kinds:
             yield from progress_measures.skip_ablation_rows(on_grid)
 
-    def store_values(self, rows: Sequence[Row], step: int) -> None:
+    def store_curve_values(self, rows: Sequence[Row], step: int) -> None:
         """Stores the values that the phases and the figure are made of."""
         for row in rows:
             quantity = CURVES.get((row["metric"], row["intervention"], row.get("split", ALL)))
@@ -197,7 +197,7 @@ def progress(
         return grids[subject.task, own_split]
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> list[Row]:
-        run, (inputs, splits) = followed[get_run_name(subject)], inputs_and_splits(subject)
+        run, (inputs, splits) = followed[path_of_run(subject)], inputs_and_splits(subject)
         if not run.keys:
             run.find_key_frequencies(inputs, parsed, options.get("device", "cpu"))
         rows = run.rows(subject, GridModel.of(subject.model, inputs, splits), chosen)

@@ -29,7 +29,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations_in_passes import record_in_passes
 from interp_tasks.measurement.experiment_options import read_npy
 from interp_tasks.measurement.result import Row
-from interp_tasks.papers.input_grid_and_answers import GridAnswer, GridInputs
+from interp_tasks.papers.input_grid_and_answers import AnswerOnGrid, GridInputs
 from interp_tasks.papers.nanda import (
     ACCURACY,
     ALL,
@@ -101,7 +101,7 @@ class GridModel:
             parts.append(run(self.model, tokens[rows], *edits(rows))[:, self.read_position].double().cpu())
         return torch.cat(parts)
 
-    def loss_and_accuracy(self, logits: Tensor, answer: GridAnswer) -> dict[tuple[str, str], float]:
+    def loss_and_accuracy(self, logits: Tensor, answer: AnswerOnGrid) -> dict[tuple[str, str], float]:
         """Returns mean cross-entropy (in nats) and accuracy of logits ``[input remainder]``, by (metric, split)."""
         right = answer.sum.remainders
         losses = (logits.double().logsumexp(1) - logits.gather(1, right[:, None])[:, 0]).clamp(min=0)
@@ -113,9 +113,9 @@ class GridModel:
             if len(rows)
         }
 
-    def score_rows(
+    def metric_rows(
         self,
-        answer: GridAnswer,
+        answer: AnswerOnGrid,
         intervention: str,
         logits: Tensor,
         variant: str | None = None,
@@ -140,7 +140,7 @@ def unedited_row(variant: str, metric: str, value: float, **columns: Any) -> Row
     return {"variant": variant, "intervention": NONE, "metric": metric, "value": value, **columns}
 
 
-def frequency_label(answer: GridAnswer, key: int) -> str:
+def frequency_label(answer: AnswerOnGrid, key: int) -> str:
     return f"{answer.name}, frequency {key}"
 
 
@@ -166,7 +166,7 @@ def split_rows(inputs: GridInputs, train: Any = None, *, own_split: bool = True)
         in_train = read_train_mask(train, len(rows))
         return {ALL: rows, TRAIN: rows[in_train], TEST: rows[~in_train]}
     own = (TRAIN, TEST) if own_split else ()
-    return {ALL: rows} | {of: inputs.rows_of(inputs.task.sample(None, split=of).tokens) for of in own}
+    return {ALL: rows} | {of: inputs.rows_on_grid(inputs.task.sample(None, split=of).tokens) for of in own}
 
 
 def read_train_mask(train: Any, size: int) -> Tensor:
@@ -189,20 +189,20 @@ def read_train_mask(train: Any, size: int) -> Tensor:
 # ---- what every checkpoint is measured by
 
 
-def loss_rows(on_grid: GridModel, answer: GridAnswer, keys: Sequence[int]) -> Iterator[Row]:
+def restricted_loss_rows(on_grid: GridModel, answer: AnswerOnGrid, keys: Sequence[int]) -> Iterator[Row]:
     """Yields losses of the logits: unedited, restricted, without keys, and fitted by cosines.
 
     Restricted logits and cosines come a second time, held out: fitted on other inputs of the same split. Fitted on all
     inputs, they hold the right answers of a model that has only memorised its training inputs.
     """
     logits, total = on_grid.logits[:, answer.classes], answer.sum
-    yield from on_grid.score_rows(answer, NONE, logits)
+    yield from on_grid.metric_rows(answer, NONE, logits)
     if not keys:
         return
     cosines = total.cosines(logits)
-    yield from on_grid.score_rows(answer, RESTRICTED, total.restricted(logits, keys))
-    yield from on_grid.score_rows(answer, EXCLUDED, total.excluded(logits, keys))
-    yield from on_grid.score_rows(answer, FITTED, cosines.fitted(keys))
+    yield from on_grid.metric_rows(answer, RESTRICTED, total.restricted(logits, keys))
+    yield from on_grid.metric_rows(answer, EXCLUDED, total.excluded(logits, keys))
+    yield from on_grid.metric_rows(answer, FITTED, cosines.fitted(keys))
     splits = {
         split: rows for split, rows in on_grid.splits.items() if split in (TRAIN, TEST) and len(rows) > 1
     }
@@ -212,7 +212,7 @@ def loss_rows(on_grid: GridModel, answer: GridAnswer, keys: Sequence[int]) -> It
         for rows in splits.values():
             for part in random_folds(rows):
                 edited[part] = fit(total, logits, keys, rows[~torch.isin(rows, part)], part)
-        yield from held_out.score_rows(answer, name + HELD_OUT, edited)
+        yield from held_out.metric_rows(answer, name + HELD_OUT, edited)
     yield unedited_row(answer.name, "variance of logits explained by cosines", cosines.explained(keys))
 
 
@@ -250,7 +250,7 @@ def gini_rows(on_grid: GridModel, keys: Mapping[str, Sequence[int]]) -> Iterator
     yield unedited_row(OF_W_E, GINI, gini(norms), site="embed")
 
 
-def weight_norm_rows(on_grid: GridModel) -> Iterator[Row]:
+def squared_weights_rows(on_grid: GridModel) -> Iterator[Row]:
     """Yields the sum of all squared weights."""
     total = sum(float(weight.detach().double().square().sum()) for weight in on_grid.model.parameters())
     yield unedited_row(ALL_WEIGHTS, SQUARES, total)
@@ -260,7 +260,7 @@ def weight_norm_rows(on_grid: GridModel) -> Iterator[Row]:
 CHECKED = 64
 
 
-def neuron_logit_map_rows(on_grid: GridModel, answer: GridAnswer, keys: Sequence[int]) -> Iterator[Row]:
+def neuron_logit_map_rows(on_grid: GridModel, answer: AnswerOnGrid, keys: Sequence[int]) -> Iterator[Row]:
     """Yields the rows of W_L: what key frequencies leave of it, how the neurons' projections on its cosines and sines
     follow the answer, and whether the neurons of a frequency write to it alone.
     """
@@ -292,7 +292,7 @@ def neuron_logit_map_rows(on_grid: GridModel, answer: GridAnswer, keys: Sequence
 
 
 def project_w_l_on_waves(
-    on_grid: GridModel, answer: GridAnswer, keys: Sequence[int]
+    on_grid: GridModel, answer: AnswerOnGrid, keys: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns W_L along cosines and sines over the classes ``[wave neuron]``, the frequency of each wave, and whether
     it is key.
@@ -332,44 +332,44 @@ def edit_at_read(on_grid: GridModel, site: str, values: Tensor) -> Any:
     return edit(site, lambda old: values.to(old).expand_as(old), positions=[on_grid.read_position])
 
 
-def frequency_removal_rows(on_grid: GridModel, answer: GridAnswer, keys: Sequence[int]) -> Iterator[Row]:
+def frequency_removal_rows(on_grid: GridModel, answer: AnswerOnGrid, keys: Sequence[int]) -> Iterator[Row]:
     """Yields losses with frequencies of the neurons, or of the logits, removed or kept."""
     total, sizes = answer.sum, on_grid.inputs.grid.sizes
     values, logits = on_grid.neurons.double(), on_grid.logits[:, answer.classes]
     engine, logits_of = neurons_to_logits(on_grid)
 
-    def of_neurons(name: str, edited: Tensor, variant: str | None = None) -> Iterator[Row]:
+    def edited_neuron_rows(name: str, edited: Tensor, variant: str | None = None) -> Iterator[Row]:
         about: dict[str, Any] = {"engine": engine, "site": "mlp_post", "variant": variant}
-        return on_grid.score_rows(answer, f"neurons: {name}", logits_of(edited, answer.classes), **about)
+        return on_grid.metric_rows(answer, f"neurons: {name}", logits_of(edited, answer.classes), **about)
 
     def kept(of: Tensor, directions: Tensor) -> Tensor:
         return of.mean(0) + share(of, directions)
 
-    yield from of_neurons("key frequencies alone", kept(values, total.block(keys)))
-    yield from of_neurons("waves of the answer alone", kept(values, total.directions(keys)))
+    yield from edited_neuron_rows("key frequencies alone", kept(values, total.block(keys)))
+    yield from edited_neuron_rows("waves of the answer alone", kept(values, total.directions(keys)))
     for key in keys:
         about, block = frequency_label(answer, key), total.block([key])
-        yield from of_neurons("without one key frequency", values - share(values, block), about)
+        yield from edited_neuron_rows("without one key frequency", values - share(values, block), about)
         without = logits - share(logits, block)
-        yield from on_grid.score_rows(answer, "logits: without one key frequency", without, about)
-    yield from on_grid.score_rows(answer, "logits: key frequencies alone", kept(logits, total.block(keys)))
+        yield from on_grid.metric_rows(answer, "logits: without one key frequency", without, about)
+    yield from on_grid.metric_rows(answer, "logits: key frequencies alone", kept(logits, total.block(keys)))
     waves, _, is_key = project_w_l_on_waves(on_grid, answer, keys)
     directions = torch.linalg.qr(waves[is_key].T).Q
     along = values @ directions @ directions.T
-    yield from of_neurons("on the directions of W_L alone", along)
-    yield from of_neurons("off the directions of W_L", values - along)
+    yield from edited_neuron_rows("on the directions of W_L alone", along)
+    yield from edited_neuron_rows("off the directions of W_L", values - along)
     if set(sizes) == {total.period}:
         found, edited = clusters(spectrum(values, sizes)), values.clone()
         for label in found.sizes:
             members = found.neurons(label)
             edited[:, members] = kept(values[:, members], total.block([int(str(label))]))
-        yield from of_neurons("own frequency of each alone", edited)
+        yield from edited_neuron_rows("own frequency of each alone", edited)
 
 
 # ---- attention, and ways around layers
 
 
-def attention_rows(on_grid: GridModel) -> Iterator[Row]:
+def attention_wave_fit_rows(on_grid: GridModel) -> Iterator[Row]:
     """Yields, for each head, how much of its attention to the first operand waves of the two operands explain, and
     losses with the attention of every head replaced by its best fit.
 
@@ -406,10 +406,10 @@ def attention_rows(on_grid: GridModel) -> Iterator[Row]:
             ]
 
         logits = on_grid.run(edits)[:, answer.classes]
-        yield from on_grid.score_rows(answer, "attention: waves of the digits alone", logits, engine="naive")
+        yield from on_grid.metric_rows(answer, "attention: waves of the digits alone", logits, engine="naive")
 
 
-def operand_wave_differences(answer: GridAnswer) -> list[Tensor]:
+def operand_wave_differences(answer: AnswerOnGrid) -> list[Tensor]:
     """Returns of each frequency cos and sin of w m₁x₁ less those of w m₂x₂, ``[input wave]``."""
     first, second = answer.sum.terms.T
     period = answer.sum.period
@@ -428,7 +428,7 @@ def skip_ablation_rows(on_grid: GridModel) -> Iterator[Row]:
         model, on_grid.inputs.tokens.to(next(model.parameters()).device), streams, lambda at: at
     )
 
-    def added(site: str, change: Tensor) -> Callable[[slice], list[Any]]:
+    def add_edits(site: str, change: Tensor) -> Callable[[slice], list[Any]]:
         return lambda rows: [edit(site, lambda old: (old + change[rows]).to(old.dtype))]
 
     def same_for_every_slice(one: Any) -> Callable[[slice], list[Any]]:
@@ -442,12 +442,12 @@ def skip_ablation_rows(on_grid: GridModel) -> Iterator[Row]:
         zeroed = ablate.zero(heads([(layer, head) for head in range(model.cfg.n_heads)], model))
         edits = {
             f"attention{at} zeroed": same_for_every_slice(zeroed),
-            f"way around attention{at} zeroed": added(f"resid_mid.{layer}", -seen[f"resid_pre.{layer}"]),
-            f"way around MLP{at} zeroed": added(f"resid_post.{layer}", -around),
-            f"way around MLP{at} at its mean": added(f"resid_post.{layer}", mean - around),
+            f"way around attention{at} zeroed": add_edits(f"resid_mid.{layer}", -seen[f"resid_pre.{layer}"]),
+            f"way around MLP{at} zeroed": add_edits(f"resid_post.{layer}", -around),
+            f"way around MLP{at} at its mean": add_edits(f"resid_post.{layer}", mean - around),
         }
         for name, edit_rows in edits.items():
             output = on_grid.run(edit_rows)
             for answer in on_grid.inputs.answers.values():
                 logits = output[:, answer.classes]
-                yield from on_grid.score_rows(answer, name, logits, engine="naive", layer=layer)
+                yield from on_grid.metric_rows(answer, name, logits, engine="naive", layer=layer)

@@ -4,7 +4,7 @@ import pytest
 
 from circuits import circuit
 from circuits.circuit._circuit import Circuit
-from circuits.circuit._component_graph import Effect
+from circuits.circuit._component_graph import EstimateAndExactEffect
 
 NAMES = [
     "embed -> 0.1.q",
@@ -20,7 +20,7 @@ NAMES = [
 def c():
     bare = circuit.edges([*NAMES, "embed -> mlp1 @ 2,3"])
     effects = {
-        edge: Effect("loss", 0.5 * index, -float(index) if index % 2 else None)
+        edge: EstimateAndExactEffect("loss", 0.5 * index, -float(index) if index % 2 else None)
         for index, (edge, _) in enumerate(bare.members)
     }
     return Circuit.of("edges", bare.where, None, effects)

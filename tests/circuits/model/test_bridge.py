@@ -55,8 +55,8 @@ def test_gradients_flow_through_scores_also_where_a_query_sees_nothing(bridge, t
 
 def test_weights_that_processing_has_put_elsewhere_are_not_exchanged(bridge, tokens):
     bridge.enable_compatibility_mode(disable_warnings=True)
-    surface = HookedModel(bridge)
+    hooked = HookedModel(bridge)
     if isinstance(bridge.state_dict(keep_vars=True)["unembed.bias"], torch.nn.Parameter):
         pytest.skip("in this version the bias of the unembedding is a parameter")
     with pytest.raises(CircuitsError, match=r"unembed\.bias is set, and no parameter"):
-        surface.named_weights()
+        hooked.named_weights()

@@ -137,7 +137,7 @@ def test_a_setting_of_a_hooked_transformer(make_model, hooked_only, tokens, othe
         run(model, tokens)
     frame = check(model)
     assert differing(frame) == set()
-    assert HookedModel(model).unchecked_setting == {}
+    assert HookedModel(model).setting_if_unchecked == {}
     unchecked(model)
     variants = {
         "z": ablate.zero("1.2"),

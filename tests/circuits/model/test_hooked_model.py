@@ -19,12 +19,12 @@ def write(value):
 
 def places(model):
     """Every (site, layer) of the table that the model has, in the order of the forward pass."""
-    surface = HookedModel(model)
+    hooked = HookedModel(model)
     return [
         (name, layer)
         for layer in [None, *range(model.cfg.n_layers)]
         for name, kind in KINDS.items()
-        if kind.per_layer == (layer is not None) and Site(name, layer).hook() in surface.hooks
+        if kind.per_layer == (layer is not None) and Site(name, layer).hook() in hooked.hooks
     ]
 
 
@@ -64,10 +64,10 @@ def silent(model):
 
 @contextlib.contextmanager
 def reading(model, there):
-    surface, seen = HookedModel(model), {}
+    hooked, seen = HookedModel(model), {}
     with contextlib.ExitStack() as stack:
         for place in there:
-            keep = surface.on_forward(Site(*place).hook(), lambda x, place=place: seen.update({place: x}))
+            keep = hooked.on_forward(Site(*place).hook(), lambda x, place=place: seen.update({place: x}))
             stack.callback(keep.remove)
         yield seen
 

@@ -14,7 +14,7 @@ from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
 from interp_tasks.checkpoints.drop_detection import detect_drop_or_reason, plateau_steps
 from interp_tasks.checkpoints.run_reader import stored_steps
 from interp_tasks.checkpoints.run_writer import declared_drop
-from interp_tasks.checkpoints.steps_around_drop import find_drop, theoretical_plateau
+from interp_tasks.checkpoints.steps_around_drop import detect_drop_of_run, theoretical_plateau
 from interp_tasks.errors import UserError
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -212,10 +212,10 @@ def test_shipped_runs_without_a_drop(name):
     with pytest.raises(
         UserError, match=r"shows no drop in mse_masked from its plateau by theory, 0\.(1111|0625),"
     ):
-        find_drop(run, read_run(run), name)
+        detect_drop_of_run(run, read_run(run), name)
     described = read_run(run)
     described["drop_metric"]["plateau"] = None
-    assert find_drop(run, described, name).final > described["config"]["task"]["scale"] ** 4 / 18
+    assert detect_drop_of_run(run, described, name).final > described["config"]["task"]["scale"] ** 4 / 18
 
 
 def test_a_run_older_than_the_plateau_asks_its_task():

@@ -16,7 +16,7 @@ from interp_tasks.checkpoints.run_reader import (
     read_metrics,
     with_own_sha256,
 )
-from interp_tasks.checkpoints.steps_around_drop import find_drop
+from interp_tasks.checkpoints.steps_around_drop import detect_drop_of_run
 from interp_tasks.errors import UserError
 
 STEPS = [0, 1, 2, 4, 100, 200, 300, 1000, 2000, 3000, 4000]
@@ -208,7 +208,7 @@ def test_marks_never_fall_on_the_wrong_side(place):
     assert find_marks(sparse)["pre"] == 900  # 0 is nearer to 250, but an untrained model says little
     late = write_run(place / "late", [3000, 4000], drop_metric=metric)
     write_metrics(late)
-    drop = find_drop(late, json.loads((late / "run.json").read_text()), "late")
+    drop = detect_drop_of_run(late, json.loads((late / "run.json").read_text()), "late")
     span = f"(steps {drop.onset} to {drop.end})"
     assert f"late has no checkpoint before its drop {span}: the first is @3000" in complaint("late@pre")
     # Its end is there: a mark needs a checkpoint on its own side.

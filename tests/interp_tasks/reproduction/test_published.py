@@ -8,7 +8,7 @@ from docs.scripts.pack import shipped_runs
 from interp_tasks import experiments
 from interp_tasks.errors import UserError
 from interp_tasks.grid_spec import recipe_names
-from interp_tasks.published import papers, read_paper
+from interp_tasks.published import paper_names, read_paper
 from interp_tasks.published.paper_schema import format_setting, parse_paper
 from interp_tasks.setting_parsing import parse_seeds
 from interp_tasks.training.config import resolve_config
@@ -35,7 +35,7 @@ def paper(*, claim=(), study=(), run=(), **changes):
     } | changes
 
 
-@pytest.mark.parametrize("name", papers())
+@pytest.mark.parametrize("name", paper_names())
 def test_every_paper_reads_and_names_what_there_is(name):
     found = read_paper(name)
     for study in found.study:
@@ -80,7 +80,7 @@ SHIPPED = {
 }
 
 
-@pytest.mark.parametrize("name", papers())
+@pytest.mark.parametrize("name", paper_names())
 def test_runs_that_a_recipe_ships_are_those_that_it_trains(name):
     """Or a run that the recipe made would be refused as another one."""
     made = 0
@@ -118,7 +118,7 @@ def test_a_run_has_its_recipes_settings():
     assert (run.task, run.train_preset, run.settings) == ("modular-addition", "cpu", {"train.steps": 2500})
 
 
-@pytest.mark.parametrize("name", papers())
+@pytest.mark.parametrize("name", paper_names())
 def test_published_numbers_lie_where_their_rule_says(name):
     """A paper that did not keep a rule could not be said to claim it; and a share of the variance is one."""
     checked = 0

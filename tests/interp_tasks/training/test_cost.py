@@ -10,7 +10,7 @@ from interp_tasks.cli import main
 from interp_tasks.training.config import train_config
 from interp_tasks.training.cost import cost
 from interp_tasks.training.parameter_update import Updater
-from interp_tasks.training.start_weights_and_teacher import freeze_others
+from interp_tasks.training.start_weights_and_teacher import freeze_untrained
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,13 @@ def test_flop_follow_the_formula_and_a_run_is_its_steps_and_the_metrics_between_
 def test_memory_of_the_state_is_what_an_updater_holds(addition, changes):
     config, settings = train_config({"weight_decay": 0.1, **changes}), {"d_model": 16, "n_heads": 2}
     model = addition.build_model(0, addition.Model(**settings))
-    freeze_others(model, config)
+    freeze_untrained(model, config)
     updater = Updater(model, config)
     batch = addition.sample(8, seed=0, split="train")
     for step in range(4):
         addition.loss(model(batch.tokens), batch).backward()
         updater.set_learning_rate(step)
-        updater.apply()
+        updater.update_parameters()
     state = {
         key: value for key, value in updater.state_tensors().items() if not key.endswith(("/step", "/torch"))
     }

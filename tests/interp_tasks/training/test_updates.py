@@ -105,7 +105,7 @@ def gradients_seen_by(task, config, factor=1.0):
         {name: p.grad.clone() for name, p in updater.parameters.items()}
     )
     stages = []
-    updater.apply(lambda stage, gradients: stages.append((stage, dict(gradients))))
+    updater.update_parameters(lambda stage, gradients: stages.append((stage, dict(gradients))))
     return seen, stages, model
 
 
@@ -132,7 +132,7 @@ def test_state_resumes_an_update_bit_for_bit(task, settings):
         for step in steps:
             task.loss(model(batch.tokens), batch).backward()
             updater.set_learning_rate(step)
-            updater.apply()
+            updater.update_parameters()
 
     model = small_model(task)
     updater = Updater(model, config)

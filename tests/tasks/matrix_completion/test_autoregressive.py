@@ -100,7 +100,7 @@ def test_size_and_sign_of_hidden_entries_are_told_apart(task, monkeypatch):
     from tasks.matrix_completion import autoregressive
 
     batch = task.sample(32)
-    values, hidden = task._flattened_matrices(batch), batch.extras["hidden"]
+    values, hidden = task._flattened_full_matrices(batch), batch.extras["hidden"]
     answers = task.encode(-values)
     answers[:, 1] = task.encode((values[:, 1].abs() < 0.5).float())  # 0 or 1: another size than the true one
     monkeypatch.setattr(autoregressive, "greedy_decode", lambda model, prompts, n: answers)
@@ -147,7 +147,7 @@ def test_probe_targets_are_the_entries_that_positions_predict(task):
     batch = task.sample(6)
     found = task.probe_targets(batch)
     assert found.positions == tuple(range(6, 12))
-    assert torch.equal(found.targets["next_element"].values[:, 6:], task._flattened_matrices(batch))
+    assert torch.equal(found.targets["next_element"].values[:, 6:], task._flattened_full_matrices(batch))
     assert torch.equal(found.splits["hidden"][:, 6:], batch.extras["hidden"])
     assert not found.splits["hidden"][:, :6].any()
     assert not found.splits["observed"][:, :6].any()

@@ -15,7 +15,7 @@ from interp_tasks.papers.miiii.embedding_svd_and_frequencies import (
     MODELS,
     PUBLISHED_DIMENSIONS,
     are_periodic,
-    periodic_threshold,
+    periodic_share_threshold,
     significant_frequencies,
     true_and_shuffled_norms,
     vectors_for_share,
@@ -35,7 +35,7 @@ def test_what_is_periodic_has_a_large_share_of_the_fft(rows):
     each = np.array([power[list({k, rows - k})].sum(0) for k in range(1, rows // 2 + 1)])
     shares = each / power.sum(0)
     found = are_periodic(functions).tolist()
-    assert found == (shares.max(0) > periodic_threshold(rows)).tolist()
+    assert found == (shares.max(0) > periodic_share_threshold(rows)).tolist()
     assert found[0]
 
 

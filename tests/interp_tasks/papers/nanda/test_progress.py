@@ -15,7 +15,7 @@ from interp_tasks.experiments import COLUMNS
 from interp_tasks.papers.input_grid_and_answers import GridInputs
 from interp_tasks.papers.nanda import phases_by_train_and_test_loss as phases
 from interp_tasks.papers.nanda import progress_experiment as progress
-from interp_tasks.papers.nanda.progress_measures import GridModel, loss_rows, split_rows
+from interp_tasks.papers.nanda.progress_measures import GridModel, restricted_loss_rows, split_rows
 from tests.interp_tasks.rows import row_of
 
 P = 7
@@ -394,7 +394,7 @@ def test_memorised_answers_are_not_in_held_out_logits():
     splits, (answer,) = split_rows(inputs), inputs.answers.values()
     logits = torch.randn(p * p, p, generator=torch.Generator().manual_seed(0)).double()
     logits[splits["train"], answer.sum.remainders[splits["train"]]] += 20
-    rows = list(loss_rows(GridModel(None, inputs, splits, logits, logits, {}), answer, range(1, 16)))
+    rows = [*restricted_loss_rows(GridModel(None, inputs, splits, logits, logits, {}), answer, range(1, 16))]
 
     def accuracy(intervention, split):
         (found,) = (
