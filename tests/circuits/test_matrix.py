@@ -432,7 +432,7 @@ def check_verb(subject: Subject, draw: Draw, verb: str) -> None:
             kept = made.real[row].nonzero().flatten()
             assert_same(subject, output[row][kept], one[0], scale)
             for hook, x in seen.items():
-                place = next(p for p in values if Site(*p).hook() == hook)
+                place = next(p for p in values if p[0] in KINDS and Site(*p).hook() == hook)
                 own = x[min(row, len(x) - 1)]
                 for axis in KINDS[place[0]].position_axes:
                     own = own.index_select(axis - 1, kept)
