@@ -168,7 +168,10 @@ def parse_position_mask(positions: Any, prompts: Prompts, label: str) -> Tensor:
         return given.detach().cpu().expand(batch, length)
     chosen = parse_span(given, label) or parse_positions(given, label)
     run = replace(WHOLE, real=prompts.real if prompts.padded else None)
-    return run.position_mask(chosen, length, label).expand(batch, length)
+    found = run.position_mask(chosen, length, label).expand(batch, length)
+    if not bool(found.any()):
+        raise CircuitsError(f"{label}: no prompt has one of positions {chosen}")
+    return found
 
 
 @dataclass

@@ -255,7 +255,11 @@ def parameters_replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, T
         yield
     finally:
         current = state.replaced_values()
-        others |= {one for one in new if not torch.equal(one, current[one].to(one))}
+        for one in new:
+            now, ours = one.detach(), current[one].to(one)
+            # Values of ours may be NaN, which equals nothing.
+            if not (torch.equal(now, ours) or torch.equal(now.nan_to_num(), ours.nan_to_num())):
+                others.add(one)
         # Compared by identity, as another block may hold equal values.
         state.replacing[:] = [block for block in state.replacing if block is not new]
         left = state.replaced_values()

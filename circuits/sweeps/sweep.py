@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,16 +12,18 @@ from torch import Tensor, nn
 from circuits.engine.stacked_from_first_edit import Variant, reason_not_to_stack, run_clean_pass, run_stacked
 from circuits.errors import CircuitsError, format_value, prefix_circuits_errors
 from circuits.interventions.apply import attach_plan, needed_clean_passes, plan_steps
-from circuits.interventions.base import Intervention
+from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention
 from circuits.interventions.clean_and_edited_runs import CleanPassResults
 from circuits.interventions.grids_and_draws import Draws, VariantLike
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
+from circuits.model.decode_steps import WHOLE
 from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts import Prompts
 from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike
+from circuits.snapshots_and_positions import Span
 from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, metric_label, variant_label
 from circuits.sweeps.sweep_result import SweepResult, edited_place_columns, parse_resampling, tabulate_runs
@@ -97,7 +99,7 @@ def run_sweep(
 ) -> tuple[SweepResult, Measurements]:
     """Returns the result of `sweep`, and the values of every example behind it."""
     with hold_eval_mode(hooked.model), torch.no_grad():
-        plans, columns = _plan_variants(variants, hooked), metric.columns_read
+        plans, columns = _plan_variants(variants, hooked, prompts), metric.columns_read
         refused = 'engine="naive"' if engine == NAIVE else reason_not_to_stack(hooked, prompts)
         for one in plans:
             one.alone = refused
@@ -231,9 +233,9 @@ def _check_numeric_output(output: Any, kept: Tensor | None, title: str) -> Tenso
     return output
 
 
-def _plan_variants(variants: Any, hooked: HookedModel) -> list[Variant]:
+def _plan_variants(variants: Any, hooked: HookedModel, prompts: Prompts) -> list[Variant]:
     """Returns every variant, each draw by itself, as steps on the model; refuses names that would be the same in the
-    table.
+    table, and slices of positions that no prompt has, where nothing would be edited.
     """
     if isinstance(variants, Intervention | Draws | tuple) and variants:
         together = variants.interventions[:1] if isinstance(variants, Draws) else variants
@@ -254,6 +256,12 @@ def _plan_variants(variants: Any, hooked: HookedModel) -> list[Variant]:
                 raise CircuitsError(f"sweep: variant {name!r} has no intervention")
             with prefix_circuits_errors(f"variant {name!r}"):
                 found.append(Variant(name, draw if drawn else None, together, plan_steps(together, hooked)))
+    run = replace(WHOLE, real=prompts.real if prompts.padded else None)
+    for one, step in ((each, step) for each in found for step in each.plan):
+        place = step.sender if isinstance(step, EdgePatch) else step
+        at = place.positions if isinstance(place, ActivationEdit) else None
+        if isinstance(at, Span) and not bool(run.position_mask(at, prompts.shape[1], place.label).any()):
+            raise CircuitsError(f"variant {one.name!r}: {place.label}: no prompt has one of positions {at}")
     return found
 
 

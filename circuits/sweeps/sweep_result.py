@@ -65,7 +65,7 @@ class SweepResult:
     @classmethod
     def concat(cls, parts: Iterable[SweepResult] | Mapping[str, SweepResult]) -> SweepResult:
         """Returns one result from those of several sweeps: of other variants of one model each, or by label, of
-        other models (checkpoints, seeds), whose labels are the column `checkpoint`.
+        other models (checkpoints, seeds), whose labels are the column `checkpoint`: numbers where all are, else texts.
 
         Holm's adjustment is made anew, over all rows. The parts have the same examples, metrics and resampling (`seed`,
         `draws`, `flips`), so that they may come from different processes and machines.
@@ -76,7 +76,9 @@ class SweepResult:
         results = list(labels.values() or (parts if isinstance(parts, Iterable) else ()))
         if not results or not all(isinstance(one, SweepResult) for one in results):
             raise CircuitsError("SweepResult.concat: give results of sweep, in a list or by model label")
-        for at, label in enumerate(labels):
+        # Steps stay numbers, so that they are an axis.
+        are_numbers = bool(labels) and all(isinstance(label, int | np.integer) for label in parts)
+        for at, label in enumerate(parts if are_numbers else labels):
             frame, baseline = results[at].frame, results[at].baseline
             named = {"frame": frame.assign(checkpoint=label), "baseline": baseline.assign(checkpoint=label)}
             results[at] = replace(results[at], **named)

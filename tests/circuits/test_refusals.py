@@ -9,20 +9,7 @@ import pytest
 import torch
 
 import circuits
-from circuits import (
-    CircuitsError,
-    ablate,
-    circuit,
-    edit,
-    intervene,
-    lens,
-    logit_difference,
-    patch,
-    patterns,
-    run,
-    splice,
-    sweep,
-)
+from circuits import CircuitsError, ablate, circuit, edit, intervene, lens, patch, patterns, run, sweep
 from tests.circuits import kept
 from tests.circuits.conftest import BRIDGE, HOOKED, build
 
@@ -62,7 +49,7 @@ def in_numpy(output: Any) -> Any:
 
 def suppressed(model: Any) -> None:
     model.unembed.b_U.data[4] = -torch.inf
-    sweep(model, tokens, zero, metric=logit_difference(3, 4))
+    sweep(model, tokens, zero, metric=circuits.logit_difference(3, 4))
 
 
 def under_autocast(model: Any) -> None:
@@ -120,17 +107,17 @@ def experts() -> Any:
 
 
 def run_with(model: Any, splices: Any) -> Any:
-    with splice(model, splices):
+    with circuits.splice(model, splices):
         return run(model, tokens)
 
 
 def twice_spliced(model: Any) -> None:
-    with splice(model, {"resid_post.0": SAE}):
+    with circuits.splice(model, {"resid_post.0": SAE}):
         run_with(model, {"resid_post.0": SAE})
 
 
 def path_in_a_splice(model: Any) -> None:
-    with splice(model, {"resid_post.0": SAE}):
+    with circuits.splice(model, {"resid_post.0": SAE}):
         run(model, tokens, patch.path("0.1", "1.0", other))
 
 
@@ -171,6 +158,8 @@ run(m, tokens, ablate.zero("0.1", positions=9))
 ablate.zero("0.1", positions=hidden[0].int())
 run(m, tokens[:4], ablate.uniform("all", positions=hidden))
 ablate.zero("0.1", positions=slice(0, 4, 2))
+sweep(m, uneven, {"a": ablate.zero("0.1", positions=slice(3, None))}, metric=logit)
+patterns.attention(m, tokens, positions=slice(20, None))
 Site("z", layer=True)
 run(build(positional_embedding_type="alibi", family=HOOKED), tokens, permute.positions(3))
 # Inputs.

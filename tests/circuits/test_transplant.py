@@ -133,6 +133,13 @@ def test_blocks_that_end_in_another_order_leave_the_model_its_own_weights(causal
     assert all(bool((weight == before[name]).all()) for name, weight in causal.named_parameters())
 
 
+def test_weights_with_nan_are_taken_back(causal, tokens):
+    source, before = another(causal).state_dict(), footprint(causal)
+    source[own_names(causal)[0]][3] = torch.nan
+    run(causal, tokens, transplant.weights(source, "embed"))
+    assert footprint(causal) == before
+
+
 # ---- Weights that somebody else writes inside a block
 
 
