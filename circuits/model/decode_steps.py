@@ -152,11 +152,11 @@ WHOLE = DecodeStep()
 
 
 def parse_position_mask(positions: Any, prompts: Prompts, label: str) -> Tensor:
-    """Returns the entries at some positions, bool [batch pos] in the layout of the prompts.
+    """Returns the entries at some positions, bool [batch pos] in the layout of the prompts; refuses those of no prompt.
 
     Args:
-        positions: numbers or a slice, which count in each prompt's own tokens; or a mask, [batch pos], [batch 1] or
-            [pos]; None: all.
+        positions: numbers, a slice or a `Span`, which count in each prompt's own tokens; or a mask, [batch pos],
+            [batch 1] or [pos]; None: all.
     """
     given, (batch, length) = dense_if_array(positions, label), prompts.shape[:2]
     if isinstance(given, Tensor) and given.dtype == torch.bool:
@@ -166,11 +166,11 @@ def parse_position_mask(positions: Any, prompts: Prompts, label: str) -> Tensor:
                 f"{list(given.shape)}"
             )
         return given.detach().cpu().expand(batch, length)
-    chosen = parse_span(given, label) or parse_positions(given, label)
+    chosen = given if isinstance(given, Span) else parse_span(given, label) or parse_positions(given, label)
     run = replace(WHOLE, real=prompts.real if prompts.padded else None)
     found = run.position_mask(chosen, length, label).expand(batch, length)
     if not bool(found.any()):
-        raise CircuitsError(f"{label}: no prompt has one of positions {chosen}")
+        raise CircuitsError(f"{label}: no prompt has a position in {chosen}")
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from circuits.interventions.clean_and_edited_runs import CleanPassResults
 from circuits.interventions.grids_and_draws import Draws, VariantLike
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
-from circuits.model.decode_steps import WHOLE
+from circuits.model.decode_steps import parse_position_mask
 from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import parse_prompts
@@ -255,13 +255,12 @@ def _plan_variants(variants: Any, hooked: HookedModel, prompts: Prompts) -> list
             if not together:
                 raise CircuitsError(f"sweep: variant {name!r} has no intervention")
             with prefix_circuits_errors(f"variant {name!r}"):
-                found.append(Variant(name, draw if drawn else None, together, plan_steps(together, hooked)))
-    run = replace(WHOLE, real=prompts.real if prompts.padded else None)
-    for one, step in ((each, step) for each in found for step in each.plan):
-        place = step.sender if isinstance(step, EdgePatch) else step
-        at = place.positions if isinstance(place, ActivationEdit) else None
-        if isinstance(at, Span) and not bool(run.position_mask(at, prompts.shape[1], place.label).any()):
-            raise CircuitsError(f"variant {one.name!r}: {place.label}: no prompt has one of positions {at}")
+                plan = plan_steps(together, hooked)
+                for step in plan:
+                    edit = step.sender if isinstance(step, EdgePatch) else step
+                    if isinstance(edit, ActivationEdit) and isinstance(edit.positions, Span):
+                        parse_position_mask(edit.positions, prompts, edit.label)
+                found.append(Variant(name, draw if drawn else None, together, plan))
     return found
 
 
