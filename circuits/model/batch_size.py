@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 #: Tokens in one forward, and numbers that it and its caller hold at one time, on a processor.
 TOKENS, NUMBERS = 2**13, 2**27
 #: Numbers that one layer holds in a forward on a processor: with more, its caches serve it less well.
-IN_CACHE = 2**24
+IN_CACHE = 2**25
 # On an accelerator calls are what costs, and its memory is larger: so many times as much.
 _ON_DEVICE = 16
 # Tensors of the size of the output at one time: logits, their differences from the clean ones, the metric's own.
