@@ -36,7 +36,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from circuits import circuit, patch, plots
-from circuits.figures.layout import INK, draw_panels, untitled
+from circuits.figures.panel_grid import INK, draw_panels, untitled
 from circuits.figures.panels import Series
 from circuits.figures.panels import curve as lines
 

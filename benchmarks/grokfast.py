@@ -18,7 +18,7 @@ import torch
 from train_step import milliseconds, summary
 
 import tasks
-from interp_tasks.training.config import read_task_presets, train_config
+from interp_tasks.training.config import parse_train_config, read_task_presets
 from interp_tasks.training.forward import FusedForward
 from interp_tasks.training.parameter_update import Updater, amplify_by_ma
 
@@ -31,7 +31,7 @@ class Competitor:
     def __init__(self, changes: dict[str, object]) -> None:
         sections = read_task_presets("modular-multiplication")["paper"]
         self.task = tasks.get("modular-multiplication", **sections.get("task", {}))
-        config = train_config({**sections["train"], **changes})
+        config = parse_train_config({**sections["train"], **changes})
         model = self.task.build_model(0, self.task.Model(**sections.get("model", {})))
         self.forward = FusedForward(model, self.task.read_positions)
         self.updater = Updater(model, config)

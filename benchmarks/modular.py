@@ -38,7 +38,7 @@ from train_step import summary
 
 import tasks
 from interp_tasks import train
-from interp_tasks.training.config import train_config
+from interp_tasks.training.config import parse_train_config
 from interp_tasks.training.forward import FusedForward, HookedForward, fastest_forward
 from interp_tasks.training.parameter_update import Updater
 
@@ -100,7 +100,7 @@ def plain_loss(logits: Tensor, targets: Tensor, moduli: list[int]) -> Tensor:
 def epochs(task: tasks.Task, d_model: int, device: str) -> dict[str, Callable[[], None]]:
     """The four competitors, each an update of its own model."""
     settings = task.Model(d_model=d_model, n_heads=HEADS)
-    config = train_config(RECIPE)
+    config = parse_train_config(RECIPE)
     batch = task.sample(None, split="train").to(device)
     moduli = [answer.modulus for answer in task.modular_answers().values()]
 

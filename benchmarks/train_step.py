@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tasks
-from interp_tasks.training.config import read_task_presets, train_config
+from interp_tasks.training.config import parse_train_config, read_task_presets
 from interp_tasks.training.forward import FusedForward, HookedForward
 from interp_tasks.training.parameter_update import Updater
 
@@ -95,7 +95,7 @@ def steps(case: str) -> dict[str, Callable[[], None]]:
     sections = read_task_presets(name)[preset]
     task = tasks.get(name, **sections.get("task", {}))
     settings = task.Model(**sections.get("model", {}))
-    config = train_config({**sections.get("train", {}), "optimizer": "adamw"})
+    config = parse_train_config({**sections.get("train", {}), "optimizer": "adamw"})
     batch = task.sample(config.batch_size, split="train")
 
     def hooked_step(make: type[FusedForward] | type[HookedForward]) -> Callable[[], None]:

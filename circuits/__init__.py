@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from circuits.errors import CircuitsError
     from circuits.interventions.apply import Activations, cache, intervene, run
     from circuits.interventions.base import Intervention
-    from circuits.interventions.edits import edit
     from circuits.interventions.grids_and_draws import Draws, draws, grid
+    from circuits.interventions.places_and_edits import edit
     from circuits.logit_lens import DirectAttribution, Lens, lens
-    from circuits.model.compare_with_torch_hooks import check
     from circuits.model.heads import Head, KeyValueGroup, heads
+    from circuits.model.padded_prompts import Prompts
     from circuits.model.prompt_parsing import prompts
-    from circuits.model.prompts import Prompts
     from circuits.model.sae import splice
     from circuits.model.sites import Site
     from circuits.model.supported_models import unchecked
+    from circuits.model.torch_hook_comparison import check
     from circuits.sweeps.logit_difference import logit_difference
     from circuits.sweeps.prompt_pairs import PromptPairs, read_prompts
     from circuits.sweeps.sweep import compare, sweep
@@ -65,13 +65,13 @@ _NAMES = {
     "errors": "CircuitsError",
     "interventions.apply": "Activations cache intervene run",
     "interventions.base": "Intervention",
-    "interventions.edits": "edit",
+    "interventions.places_and_edits": "edit",
     "interventions.grids_and_draws": "Draws draws grid",
     "logit_lens": "DirectAttribution Lens lens",
-    "model.compare_with_torch_hooks": "check",
+    "model.torch_hook_comparison": "check",
     "model.heads": "Head KeyValueGroup heads",
     "model.prompt_parsing": "prompts",
-    "model.prompts": "Prompts",
+    "model.padded_prompts": "Prompts",
     "model.sae": "splice",
     "model.sites": "Site",
     "model.supported_models": "unchecked",

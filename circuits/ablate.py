@@ -17,25 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from circuits.errors import CircuitsError
-from circuits.interventions import grids_and_draws
-from circuits.interventions.base import Intervention, Replacement
-from circuits.interventions.edits import (
-    Edit,
-    parse_heads_at,
-    parse_place,
-    parse_places,
-    parse_positions_without_mask,
-    parse_query_positions,
-)
-from circuits.interventions.fitted_removal import DIRECTIONS, RemoveFitted, class_functions, fourier_functions
-from circuits.interventions.replacements import Mean, MeanUnderOwnEdit, Noise, Resample, Uniform, Zero
-from circuits.model.heads import KeyValueGroup
-from circuits.model.prompt_parsing import parse_tokens_or_texts
-from circuits.model.sites import Site
-from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
-from circuits.snapshots_and_positions import Snapshot, parse_numbers
-from circuits.validate import (
+from circuits.arguments import (
     check_renamed_args,
     is_whole,
     parse_choice,
@@ -43,6 +25,24 @@ from circuits.validate import (
     parse_seed,
     parse_unpadded_tokens,
 )
+from circuits.errors import CircuitsError
+from circuits.frozen_tensors_and_positions import Snapshot, parse_numbers
+from circuits.interventions import grids_and_draws
+from circuits.interventions.base import Intervention, Replacement
+from circuits.interventions.fitted_removal import DIRECTIONS, RemoveFitted, class_functions, fourier_functions
+from circuits.interventions.places_and_edits import (
+    Edit,
+    parse_heads_at,
+    parse_place,
+    parse_places,
+    parse_positions_without_mask,
+    parse_query_positions,
+)
+from circuits.interventions.replacements import Mean, MeanUnderOwnEdit, Noise, Resample, Uniform, Zero
+from circuits.model.heads import KeyValueGroup
+from circuits.model.prompt_parsing import parse_tokens_or_texts
+from circuits.model.sites import Site
+from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
 
 __all__ = [
     "all_but",

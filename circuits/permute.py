@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from circuits.arguments import is_whole, parse_seed
 from circuits.errors import CircuitsError
+from circuits.frozen_tensors_and_positions import dense_if_array
 from circuits.interventions.base import HookContext, Replacement
 from circuits.interventions.clean_and_edited_runs import find_nontoken_argument
-from circuits.interventions.edits import Edit, Place
 from circuits.interventions.grids_and_draws import Draws
 from circuits.interventions.grids_and_draws import draws as draw_variants
+from circuits.interventions.places_and_edits import Edit, Place
 from circuits.model.sites import Site
 from circuits.model.types import IndicesLike
-from circuits.snapshots_and_positions import dense_if_array
-from circuits.validate import is_whole, parse_seed
 
 __all__ = ["draws", "positions", "slices", "within"]
 __dir__ = __all__.copy

@@ -8,7 +8,7 @@
     plots.curve({"test": (steps, losses)}, log_y=True)            # lines, with bands where there are bounds
     plots.save(figure, "attention.svg")                           # .html, .json, .png, .svg, .pdf, .jpg, .webp
 
-Every result has a `plot()` of its own. Colours are told apart by colour-blind readers too (`circuits.figures.layout`).
+Every result has a `plot()` of its own. Colour-blind readers tell colours apart, too (`circuits.figures.panel_grid`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 import pandas as pd
 import torch
 
+from circuits.arguments import stringify_keys
 from circuits.errors import CircuitsError
 from circuits.figures import panels
 from circuits.figures.export import picture, save
-from circuits.figures.layout import draw_panels, titled, untitled
+from circuits.figures.panel_grid import draw_panels, titled, untitled
 from circuits.figures.panels import Series
 from circuits.figures.results import SIGNED, attention_figure, heads_figure, pivot_by_head
 from circuits.fourier import Bands, Spectrum
 from circuits.fourier import spectrum as measure_spectrum
+from circuits.frozen_tensors_and_positions import parse_numbers
 from circuits.model.types import ArrayLike, Figure
 from circuits.patterns import Maps
-from circuits.snapshots_and_positions import parse_numbers
 from circuits.sweeps.sweep_result import SweepResult
-from circuits.tables import metrics_asked_for
-from circuits.validate import stringify_keys
+from circuits.table_printing import metrics_asked_for
 
 __all__ = ["attention", "curve", "heads", "picture", "save", "spectrum", "titled", "untitled"]
 __dir__ = __all__.copy

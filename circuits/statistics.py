@@ -29,24 +29,24 @@ Draw = Callable[[np.random.Generator, int, int], np.ndarray]
 
 
 def _draw_blocks(
-    seed: int, draw: Draw, stream: int, count: int, examples: int, step: int
+    seed: int, draw: Draw, seed_stream: int, count: int, examples: int, step: int
 ) -> Iterator[np.ndarray]:
     """Yields blocks [example draw] from one generator; neither their size nor caching changes a number."""
     step = max(1, step)
     if count * examples <= _KEPT:
-        drawn = _cached_draws(draw, seed, stream, count, examples)
+        drawn = _cached_draws(draw, seed, seed_stream, count, examples)
         return (drawn[:, start : start + step].astype(float) for start in range(0, count, step))
-    rng = np.random.default_rng([seed, stream])
+    rng = np.random.default_rng([seed, seed_stream])
     starts = range(0, count, step)
     return (draw(rng, min(step, count - start), examples).T.astype(float, order="C") for start in starts)
 
 
 @lru_cache(maxsize=8)
-def _cached_draws(draw: Draw, seed: int, stream: int, count: int, examples: int) -> np.ndarray:
+def _cached_draws(draw: Draw, seed: int, seed_stream: int, count: int, examples: int) -> np.ndarray:
     """Returns all draws of one kind, which the tables of all sweeps of so many examples share: [example draw], as
     products with the few series of a table are faster so.
     """
-    drawn = draw(np.random.default_rng([seed, stream]), count, examples)
+    drawn = draw(np.random.default_rng([seed, seed_stream]), count, examples)
     return drawn.T.astype(np.min_scalar_type(examples), order="C")
 
 
@@ -60,7 +60,7 @@ def _draw_swaps(rng: np.random.Generator, count: int, examples: int) -> np.ndarr
     return rng.integers(0, 2, size=(count, examples))
 
 
-def summarise(
+def summary_columns(
     sums: np.ndarray, counts: np.ndarray, seed: int, draws: int, flips: int, level: float
 ) -> dict[str, np.ndarray]:
     """Returns columns of a table, each an array [series]: value, interval, paired effect, ratio and p-value. Inputs are
@@ -74,7 +74,7 @@ def summarise(
     resampled = bootstrap_ratios(sums, counts, seed, draws)
     paired = (resampled, resampled - resampled[:, :1], ratio(resampled, resampled[:, :1]))
     # All at once, as a call takes longer than its work where there are few series.
-    bounds = percentiles(np.concatenate(paired, axis=-1), level)
+    bounds = percentile_bounds(np.concatenate(paired, axis=-1), level)
     (low, effect_low, share_low), (high, effect_high, share_high) = (np.split(bound, 3) for bound in bounds)
     # Where the denominator may be 0 no interval of the ratio has both ends (Fieller 1954), and percentiles of resamples
     # cover it far less often than they say; but a ratio that is the same in all resamples is known.
@@ -187,7 +187,7 @@ def p_value_floor_notes(p_values: np.ndarray, examples: int, flips: int) -> list
     ]
 
 
-def percentiles(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+def percentile_bounds(resampled: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns percentile bounds [*group series] of resamples [*group draws series]; NaN resamples are left out."""
     # Of NaN alone the bounds are NaN, without numpy's warning; nanquantile takes much longer.
     some = np.where(np.isnan(resampled).all(-2, keepdims=True), 0.0, resampled)

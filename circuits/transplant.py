@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from circuits.arguments import parse_indices
 from circuits.errors import CircuitsError
+from circuits.frozen_tensors_and_positions import Snapshot, dense_if_array
 from circuits.interventions.base import Intervention, WeightEdit
 from circuits.model.edit_state import hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
 from circuits.model.supported_models import missing_weights_hint
 from circuits.model.types import IndicesLike
 from circuits.model.weight_components import COMPONENTS, PARTS
-from circuits.snapshots_and_positions import Snapshot, dense_if_array
-from circuits.validate import parse_indices
 
 __all__ = ["COMPONENTS", "weights"]
 __dir__ = __all__.copy

@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from circuits.arguments import stringify_keys
 from circuits.errors import CircuitsError
-from circuits.snapshots_and_positions import parse_numbers
-from circuits.validate import stringify_keys
+from circuits.frozen_tensors_and_positions import parse_numbers
 
 __all__ = ["Partition", "adjusted", "explained", "partition", "total"]
 __dir__ = __all__.copy

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.errors import check_system
+from interp_tasks.errors import check_not_windows
 
 if TYPE_CHECKING:
     from interp_tasks import experiments
@@ -37,7 +37,7 @@ __all__ += ["load_checkpoint", "load_checkpoints", "save_checkpoint", "train"]
 
 def __getattr__(name: str) -> Any:
     if name == "experiments" or name in _HOMES:
-        check_system()
+        check_not_windows()
     if name == "experiments":
         return importlib.import_module("interp_tasks.experiments")
     if name not in _HOMES:

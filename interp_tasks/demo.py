@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints import find_marks, resolve
 from interp_tasks.checkpoints.steps_around_drop import task_of_run
-from interp_tasks.measurement.experiment_options import Examples, Progress
 from interp_tasks.measurement.loaded_checkpoints import subjects
+from interp_tasks.measurement.options_and_examples import Examples, Progress
 from interp_tasks.measurement.result import Result, join_results, readable_table
 from interp_tasks.measurement.run_logs import Curve, LoggedRun, curves_panel, read_runs
 from interp_tasks.pages import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects
     from numpy.typing import NDArray
 
-    from circuits.figures.layout import Panel
+    from circuits.figures.panel_grid import Panel
 
     Array = NDArray[np.floating]
 
@@ -191,25 +191,25 @@ def summary_lines(found: Demo) -> list[str]:
     return lines
 
 
-def mark_line(row: dict[str, Any], mark: str, shown: Callable[[float], str], more: str) -> str:
+def mark_line(row: dict[str, Any], mark: str, format_value: Callable[[float], str], published: str) -> str:
     when = f"{WHEN[mark]}, step {row['step']:,}"
-    return table_line(when, shown(row["baseline"]), edited_value_text(row, shown), more)
+    return table_line(when, format_value(row["baseline"]), edited_value_text(row, format_value), published)
 
 
-def table_line(when: str, trained: str, edited: str, more: str) -> str:
-    return f"  {when:<19}{trained:<12}{edited:<25}{more}".rstrip()
+def table_line(when: str, trained: str, edited: str, published: str) -> str:
+    return f"  {when:<19}{trained:<12}{edited:<25}{published}".rstrip()
 
 
-def edited_value_text(row: dict[str, Any], shown: Callable[[float], str]) -> str:
+def edited_value_text(row: dict[str, Any], format_value: Callable[[float], str]) -> str:
     ends = row["value_ci_low"], row["value_ci_high"]
-    return with_interval(shown(row["value"]), *ends, share=shown is format_percent)
+    return with_interval(format_value(row["value"]), *ends, share=format_value is format_percent)
 
 
 #: Characters of a curve, lowest first, and how many of them it takes.
 BLOCKS, PLACES = "▁▂▃▄▅▆▇█", 24
 
 
-def curve_sparkline(outcome: ShippedRunOutcome, says: str) -> str:
+def curve_sparkline(outcome: ShippedRunOutcome, label: str) -> str:
     """Returns the drop metric over training as a row of blocks, and where its drop begins."""
     import numpy as np
 
@@ -220,7 +220,7 @@ def curve_sparkline(outcome: ShippedRunOutcome, says: str) -> str:
     heights = curve.values[ends] / curve.values.max() * (len(BLOCKS) - 1)
     blocks = "".join(BLOCKS[round(height)] for height in heights.tolist())
     moves = "" if curve.drop is None else f", turns at {curve.drop.onset:,}"
-    return f"  {says:<20} {blocks} {last:,} steps{moves}"
+    return f"  {label:<20} {blocks} {last:,} steps{moves}"
 
 
 def demo_page(found: Demo) -> Page:
@@ -311,25 +311,25 @@ def training_curve_figure(
     outcome: ShippedRunOutcome, curves: Mapping[str, Curve], level: float, axis: str, title: str, dotted: str
 ) -> Figure:
     """Returns metrics over training, the drop of the first in bold and a dotted line at its level."""
-    from circuits.figures.layout import draw_panels
+    from circuits.figures.panel_grid import draw_panels
 
     figure = draw_panels([curves_panel(curves, axis, {next(iter(curves)): level})])
     return Figure(figure, title, f"Bold: from onset to end of the {outcome.drop_or_rise}. Dotted: {dotted}.")
 
 
 def matrix_figure(
-    truth: Array, hidden: NDArray[np.bool_], made: Sequence[Array]
+    truth: Array, hidden: NDArray[np.bool_], completions: Sequence[Array]
 ) -> plotly.graph_objects.Figure:
     """Draws a matrix with its blanks, the whole one, and what a checkpoint makes of it as it is and edited."""
     import numpy as np
 
-    from circuits.figures.layout import draw_panels
+    from circuits.figures.panel_grid import draw_panels
 
     shown = {
         f"Given: {int(hidden.sum())} of {hidden.size} are blank": np.where(hidden, np.nan, truth),
         "The truth": truth,
     }
-    for output, name in zip(made, ("Filled in", UNIFORM.capitalize()), strict=True):
+    for output, name in zip(completions, ("Filled in", UNIFORM.capitalize()), strict=True):
         errors = ((output - truth) ** 2)[hidden]
         error = number(float(errors.mean()) if errors.size else None, 3, zeros=True)
         shown[f"{name}: error {error}"] = output
@@ -354,17 +354,17 @@ def matrix_panel(values: Array, hidden: NDArray[np.bool_], title: str, largest: 
 
 
 def sum_attention_figure(
-    operands: Sequence[int], right: int, made: Sequence[tuple[int, Array]]
+    operands: Sequence[int], right_answer: int, answers: Sequence[tuple[int, Array]]
 ) -> plotly.graph_objects.Figure:
     """Draws where each head looks when the model answers a sum, as it is and under uniform attention."""
     import pandas
 
-    from circuits.figures.layout import draw_panels
+    from circuits.figures.panel_grid import draw_panels
     from circuits.figures.panels import heatmap
 
     (a, b), panels = operands, []
-    for name, (given, looks) in zip((TRAINED, UNIFORM), made, strict=True):
-        judged = "right" if given == right else f"wrong: it is {right}"
+    for name, (given, looks) in zip((TRAINED, UNIFORM), answers, strict=True):
+        judged = "right" if given == right_answer else f"wrong: it is {right_answer}"
         table = pandas.DataFrame(looks, columns=[f"a = {a}", f"b = {b}", "="][-looks.shape[1] :])
         title = f"{name.capitalize()}: {a} + {b} = {given}, {judged}"
         axes: dict[str, Any] = {"across": "attention from the last token to", "down": "head"}

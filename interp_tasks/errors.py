@@ -23,7 +23,7 @@ class Diverged(UserError):
     """Training diverged: a search goes on with other settings, anything else stops."""
 
 
-def check_system() -> None:
+def check_not_windows() -> None:
     """Refuses Windows, which lacks what long runs are measured and locked by."""
     if sys.platform == "win32":
         raise UserError("interp_tasks needs Linux or macOS: on Windows, install it in WSL")

@@ -23,14 +23,14 @@ else:
     import tomli as tomllib
 
 
-def read_file_bytes(file: Path, noun: str) -> bytes:
-    """Returns the content of a file, which should hold ``noun``."""
+def read_file_bytes(file: Path, description: str) -> bytes:
+    """Returns the content of a file, which should hold ``description``."""
     try:
         return file.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{file} is missing: it would hold {noun}") from None
+        raise UserError(f"{file} is missing: it would hold {description}") from None
     except OSError as error:
-        raise UserError(f"cannot read {file}, which should hold {noun}: {error.strerror}") from None
+        raise UserError(f"cannot read {file}, which should hold {description}: {error.strerror}") from None
 
 
 def check_regular_file(file: Path, option: str) -> None:
@@ -44,12 +44,12 @@ def check_regular_file(file: Path, option: str) -> None:
         raise UserError(f"{option} {file}: {what}")
 
 
-def read_toml(file: Path, noun: str) -> dict[str, Any]:
+def read_toml(file: Path, description: str) -> dict[str, Any]:
     """Returns the content of a TOML file."""
     try:
-        return tomllib.loads(read_file_bytes(file, noun).decode())
+        return tomllib.loads(read_file_bytes(file, description).decode())
     except UnicodeDecodeError:
-        raise UserError(f"{file} is no UTF-8 text: it should hold {noun}") from None
+        raise UserError(f"{file} is no UTF-8 text: it should hold {description}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{file} is not TOML: {error}") from None
 

@@ -81,10 +81,10 @@ Seeds = Annotated[tuple[int, ...], BeforeValidator(parse_seed_numbers)]
 Steps = Annotated[tuple[StrictStr | StrictInt, ...], BeforeValidator(as_list)]
 
 
-def check_step_selectors(at: Steps, what: str) -> None:
+def check_step_selectors(selectors: Steps, description: str) -> None:
     """Refuses a mark that there is not."""
-    for selector in (each for mark in at for each in str(mark).split(",")):
-        check_selector(selector.strip(), f"{what}, at")
+    for selector in (each for mark in selectors for each in str(mark).split(",")):
+        check_selector(selector.strip(), f"{description}, at")
 
 
 class Shipment(StrictSection):

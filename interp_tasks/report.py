@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_reader import is_checkpoint_folder
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.head_options_and_edits import (
     EACH,
     EACH_LAYER,
@@ -29,6 +28,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     subjects,
 )
 from interp_tasks.measurement.measure_checkpoints import run_sweep
+from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import readable_table, tidy_frame, value_text
 from interp_tasks.measurement.run_logs import Curve, LoggedRun, curves_panel, declared_by_run, read_runs
 from interp_tasks.pages import (
@@ -302,13 +302,14 @@ def metric_value_with_interval(row: Mapping[Any, Any]) -> str:
     return with_interval(value, low, high, share="accuracy" in row["metric"])
 
 
-def training_figure(run: LoggedRun, own: Curve) -> plotly.graph_objects.Figure:
+def training_figure(run: LoggedRun, drop_curve: Curve) -> plotly.graph_objects.Figure:
     """Draws the logged metrics over training, losses above accuracies, with the drop bold."""
-    from circuits.figures.layout import draw_panels
+    from circuits.figures.panel_grid import draw_panels
 
     names = shown_metrics(run.logged_metrics(), run.drop_metric)
     curves = {
-        name: own if name == own.metric else Curve(name, *run.finite_values(name), None) for name in names
+        name: drop_curve if name == drop_curve.metric else Curve(name, *run.finite_values(name), None)
+        for name in names
     }
     curves = {name: one for name, one in curves.items() if len(one.values)}
     panels = []
@@ -334,7 +335,7 @@ def effect_color_limits(effects: pandas.DataFrame) -> dict[str, float]:
 
 def effects_figures(snapshots: Sequence[CheckpointMeasures], ends: Mapping[str, float]) -> Iterator[Any]:
     """Yields for each checkpoint maps of the effect of every head under each edit, layer by head; last, all of them."""
-    from circuits.figures.layout import draw_panels
+    from circuits.figures.panel_grid import draw_panels
     from circuits.figures.panels import heatmap
 
     for each in snapshots:

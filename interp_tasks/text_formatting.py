@@ -14,28 +14,28 @@ OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u
 LAYOUT = "\n\t"
 
 
-def escape_control_characters(text: str, *, keep: str = "", json: bool = False) -> str:
+def escape_control_characters(text: str, *, keep: str = "", as_json: bool = False) -> str:
     """Returns the text with control characters spelled out, such as ``\\x1b``.
 
     Args:
         keep: characters left as they are, such as ``LAYOUT``.
-        json: spell them as JSON does within a string: ``\\u001b``.
+        as_json: spell them as JSON does within a string: ``\\u001b``.
     """
 
     def spell_out(match: re.Match[str]) -> str:
         one = match[0]
         if one in keep:
             return one
-        return f"\\u{ord(one):04x}" if json else repr(one)[1:-1]
+        return f"\\u{ord(one):04x}" if as_json else repr(one)[1:-1]
 
     return OBEYED.sub(spell_out, text)
 
 
-def shorten_middle(text: str, most: int = QUOTED) -> str:
-    """Returns the text, or its two ends where it is longer than ``most``."""
-    if len(text) <= most:
+def shorten_middle(text: str, max_length: int = QUOTED) -> str:
+    """Returns the text, or its two ends where it is longer than ``max_length``."""
+    if len(text) <= max_length:
         return text
-    left = most - 3
+    left = max_length - 3
     return f"{text[: left - left // 3]}...{text[len(text) - left // 3 :]}"
 
 

@@ -283,7 +283,7 @@ def full(model: nn.Module, kind: str = "edges") -> Circuit:
     Args:
         kind: "edges" or "nodes".
     """
-    from circuits.validate import parse_choice
+    from circuits.arguments import parse_choice
 
     graph = _build_graph(model)
     return _make_full_circuit(graph, parse_choice(kind, ("edges", "nodes"), "circuit.full", "kind"))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from circuits.arguments import parse_choice
 from circuits.circuit._component_graph import (
     EVERYWHERE,
     NOWHERE,
@@ -19,6 +20,7 @@ from circuits.circuit._component_graph import (
     PositionSet,
 )
 from circuits.errors import CircuitsError
+from circuits.frozen_tensors_and_positions import Snapshot, dense_if_array, positions_to_mask
 from circuits.interventions.base import (
     ActivationEdit,
     EdgePatch,
@@ -30,11 +32,9 @@ from circuits.interventions.base import (
 )
 from circuits.interventions.replacements import HOW, FromTensors, FromTokens, Mean, Zero
 from circuits.model.hooked_model import HookedModel
+from circuits.model.padded_prompts import broadcast_mask
 from circuits.model.prompt_parsing import is_tokenizer_output, parse_tokens_or_texts
-from circuits.model.prompts import broadcast_mask
 from circuits.model.sites import KINDS, Site
-from circuits.snapshots_and_positions import Snapshot, dense_if_array, positions_to_mask
-from circuits.validate import parse_choice
 
 #: Up to this many members stand in the description of an intervention.
 _LISTED = 500
@@ -122,13 +122,13 @@ class _CircuitPlanBuilder:
             )
         return self._senders[node, at]
 
-    def make_cuts_into(self, layer: IncomingEdges) -> list[EdgePatch]:
+    def make_cuts_into(self, incoming: IncomingEdges) -> list[EdgePatch]:
         """Returns the cuts of edges into a layer: one for all heads from which a sender is cut off alike."""
-        number = self._hooked.n_layers - 1 if layer.layer is None else layer.layer
-        hook, kind = Site(layer.site, number).hook(), KINDS[layer.site]
+        number = self._hooked.n_layers - 1 if incoming.layer is None else incoming.layer
+        hook, kind = Site(incoming.site, number).hook(), KINDS[incoming.site]
         grouped = self._hooked.has_kv_groups(kind)
         cuts: list[EdgePatch] = []
-        for node, edges in layer.edges:
+        for node, edges in incoming.edges:
             heads_by_where: dict[PositionSet, list[int | None]] = {}
             for edge in edges:
                 at = self._cut_where.get(edge, self._cut_elsewhere)
@@ -191,11 +191,11 @@ def replacement_from_cache(activations: dict[str, Any], caller: str) -> FromTens
     """Returns the replacement by activations of a source, by full hook name."""
     if not activations:
         raise CircuitsError(f"{caller}: the source has no sender (hook_embed, hook_z, hook_mlp_out)")
-    tensors = {name: parse_activation(given, name, caller) for name, given in activations.items()}
+    tensors = {name: parse_stored_activation(given, name, caller) for name, given in activations.items()}
     return FromTensors(tuple((name, Snapshot(tensor)) for name, tensor in tensors.items()))
 
 
-def parse_activation(given: Any, name: str, caller: str) -> Tensor:
+def parse_stored_activation(given: Any, name: str, caller: str) -> Tensor:
     """Returns an activation that the user has, by its hook name."""
     given = dense_if_array(given, f"{caller}: the source's {name}")
     if not isinstance(given, Tensor) or not given.is_floating_point():

@@ -22,12 +22,12 @@ from circuits.interventions.replacements import Zero, align_means_to_prompts, pa
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, get_edit_state
 from circuits.model.hooked_model import HookedModel
+from circuits.model.padded_prompts import Prompts
 from circuits.model.prompt_parsing import parse_prompts
-from circuits.model.prompts import Prompts
 from circuits.model.sites import Site
 from circuits.statistics import LEVEL, bootstrap_ratios, ratio
 from circuits.sweeps.metrics import Metric, PerExample, Row, metric_label, top_two_logit_diff
-from circuits.tables import interval_columns
+from circuits.table_printing import interval_columns
 
 Self = TypeVar("Self", bound="PatchSetup")
 

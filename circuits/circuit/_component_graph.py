@@ -58,9 +58,9 @@ class PositionSet(NamedTuple):
     def complement(self) -> PositionSet:
         return PositionSet(self.positions, not self.inverted)
 
-    def count_positions(self, positions: int) -> int:
+    def count_positions(self, length: int) -> int:
         """Returns how many of a run's positions these are."""
-        return positions - len(self.positions) if self.inverted else len(self.positions)
+        return length - len(self.positions) if self.inverted else len(self.positions)
 
     @property
     def name_suffix(self) -> str:

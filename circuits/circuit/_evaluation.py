@@ -10,24 +10,24 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from circuits.arguments import check_renamed_args, is_whole, parse_seed, stringify_keys
 from circuits.circuit._circuit import Circuit
 from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup, stack_sums_and_counts
 from circuits.errors import CircuitsError, format_value
-from circuits.figures.layout import draw_panels
+from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panels import Series, points, rows_to_series
 from circuits.model.types import BatchLike, Figure, MetricLike, TokensLike
 from circuits.statistics import holm_adjusted, p_value_floor_notes, sign_flip_p_values
 from circuits.sweeps.metrics import Row
-from circuits.tables import ci_columns, interval_columns, metrics_asked_for, short_table
-from circuits.validate import check_renamed_args, is_whole, parse_seed, stringify_keys
+from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table
 
 _CALLER = "circuit.evaluate"
 #: Shares that differ by no more are equal: the last digits of an example depend on what runs beside it.
 ROUNDING = 1e-6
 #: The columns that an evaluation shows of itself.
-SHOWN = ("circuit", "metric", "size", *ci_columns("faithfulness"), "random_high", "p_random")
-COMPLETENESS = ("circuit", "metric", "size", "without", "model_without", *ci_columns("difference"), "removed")
-MINIMALITY = ("circuit", "metric", "member", *ci_columns("share"), "p_value", "p_adjusted")
+SHOWN = ("circuit", "metric", "size", *ci_names("faithfulness"), "random_high", "p_random")
+COMPLETENESS = ("circuit", "metric", "size", "without", "model_without", *ci_names("difference"), "removed")
+MINIMALITY = ("circuit", "metric", "member", *ci_names("share"), "p_value", "p_adjusted")
 
 
 @dataclass(frozen=True)
@@ -155,19 +155,19 @@ def _check_counts(**counts: int) -> dict[str, int]:
     return counts
 
 
-def _measure_faithfulness(measurement: CircuitRunner, circuit: Circuit, random: int) -> Iterator[Row]:
+def _measure_faithfulness(runner: CircuitRunner, circuit: Circuit, random: int) -> Iterator[Row]:
     """Yields, for each metric, the share that the circuit and random ones of its size keep."""
-    candidates = sorted(measurement.members_that_can_differ(circuit.kind), key=lambda one: one.sort_key)
+    candidates = sorted(runner.members_that_can_differ(circuit.kind), key=lambda one: one.sort_key)
     own = [(member, circuit.where[member]) for member in candidates if member in circuit.where]
     # Circuits of one size have the same controls, where all are at all positions.
-    rng = np.random.default_rng([measurement.seed, 3, len(own)])
-    runs = [measurement.measure_circuit(circuit)]
+    rng = np.random.default_rng([runner.seed, 3, len(own)])
+    runs = [runner.measure_circuit(circuit)]
     for _ in range(random):
         chosen = rng.choice(len(candidates), len(own), replace=False)
         drawn = {candidates[index]: at for index, (_, at) in zip(chosen, own, strict=True)}
-        runs.append(measurement.measure_circuit(Circuit.of(circuit.kind, drawn, measurement.graph)))
-    share = measurement.share_of_members(own, len(candidates))
-    for metric, measured in measurement.faithfulness_by_metric(runs):
+        runs.append(runner.measure_circuit(Circuit.of(circuit.kind, drawn, runner.graph)))
+    share = runner.share_of_members(own, len(candidates))
+    for metric, measured in runner.faithfulness_by_metric(runs):
         kept, others = measured.share[0], measured.share[1:]
         row = {"metric": metric, "size": len(circuit), "share": share, **measured.row_of_run(0)}
         row |= dict.fromkeys(("random_mean", "random_low", "random_high", "p_random"), np.nan)
@@ -178,19 +178,19 @@ def _measure_faithfulness(measurement: CircuitRunner, circuit: Circuit, random: 
         yield row | {"n": measured.n}
 
 
-def _measure_completeness(measurement: CircuitRunner, circuit: Circuit, subsets: int) -> Iterator[Row]:
+def _measure_completeness(runner: CircuitRunner, circuit: Circuit, subsets: int) -> Iterator[Row]:
     """Yields, for each subset taken out, the shares of the circuit and of the model without it."""
-    members, rng = circuit.members, np.random.default_rng([measurement.seed, 4])
+    members, rng = circuit.members, np.random.default_rng([runner.seed, 4])
     removed: list[Circuit] = []
     for _ in range(subsets if members else 0):
         chosen = rng.random(len(members)) < 0.5
         # An empty subset would test nothing, so one member is always taken out.
         chosen[rng.integers(len(members))] = True
         where = dict(one for one, out in zip(members, chosen, strict=True) if out)
-        removed.append(Circuit.of(circuit.kind, where, measurement.graph))
-    measure = measurement.measure_circuit
+        removed.append(Circuit.of(circuit.kind, where, runner.graph))
+    measure = runner.measure_circuit
     runs = [run for part in removed for run in (measure(circuit - part), measure(part, keep=False))]
-    for metric, measured in measurement.faithfulness_by_metric(runs):
+    for metric, measured in runner.faithfulness_by_metric(runs):
         for at, part in enumerate(removed):
             (own, of_model), drawn = measured.share[2 * at :][:2], measured.drawn[:, 2 * at :]
             row = {"metric": metric, "size": len(part), "without": own, "model_without": of_model}
@@ -198,16 +198,16 @@ def _measure_completeness(measurement: CircuitRunner, circuit: Circuit, subsets:
             yield row | {"removed": "; ".join(str(member) for member, _ in part.members)}
 
 
-def _measure_minimality(measurement: CircuitRunner, circuit: Circuit, flips: int) -> Iterator[Row]:
+def _measure_minimality(runner: CircuitRunner, circuit: Circuit, flips: int) -> Iterator[Row]:
     """Yields, for each member, the share that the circuit loses without it, tested against no loss."""
     where = circuit.where
     rests = [
-        Circuit.of(circuit.kind, {one: where[one] for one in where if one != member}, measurement.graph)
+        Circuit.of(circuit.kind, {one: where[one] for one in where if one != member}, runner.graph)
         for member in where
     ]
-    runs = [measurement.measure_circuit(one) for one in (circuit, *rests)]
-    for metric, measured in measurement.faithfulness_by_metric(runs) if rests else ():
-        p_values = sign_flip_p_values(*stack_sums_and_counts(runs, metric), measurement.seed, flips)[1:]
+    runs = [runner.measure_circuit(one) for one in (circuit, *rests)]
+    for metric, measured in runner.faithfulness_by_metric(runs) if rests else ():
+        p_values = sign_flip_p_values(*stack_sums_and_counts(runs, metric), runner.seed, flips)[1:]
         tests = zip(circuit, p_values, holm_adjusted(p_values), strict=True)
         for at, (member, p_value, adjusted) in enumerate(tests, start=1):
             lost = measured.drawn[:, 0] - measured.drawn[:, at]

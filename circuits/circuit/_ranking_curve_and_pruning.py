@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from circuits.arguments import is_whole, parse_draws, parse_seed, stringify_keys
 from circuits.circuit._circuit import Circuit
 from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup
 from circuits.circuit._component_graph import (
@@ -22,20 +23,19 @@ from circuits.circuit._component_graph import (
     parse_member,
 )
 from circuits.errors import CircuitsError, format_value
-from circuits.figures.layout import draw_panels
+from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panels import curve as lines
 from circuits.figures.panels import rows_to_series
 from circuits.model.types import BatchLike, Figure, MetricLike, RankingLike, TokensLike
 from circuits.statistics import LEVEL
 from circuits.sweeps.metrics import Row
-from circuits.tables import ci_columns, interval_columns, metrics_asked_for, short_table
-from circuits.validate import is_whole, parse_draws, parse_seed, stringify_keys
+from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table
 
 _CALLER = "circuit.curve"
 #: Blocks that `prune` measures in a round, and the share of what is left that goes in it.
 _BLOCKS, _SHARE = 20, 0.2
 #: The columns that a curve shows of itself.
-AREAS_SHOWN = ("ranking", "metric", "sizes", "of", *ci_columns("CPR"), *ci_columns("CMD"))
+AREAS_SHOWN = ("ranking", "metric", "sizes", "of", *ci_names("CPR"), *ci_names("CMD"))
 #: The sizes of the MIB benchmark (Mueller et al. 2025, arXiv:2504.13151), as shares of all edges.
 MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 #: Number of sizes where none are given.
@@ -233,23 +233,21 @@ def prune(
 
 
 def _measure_ranking_curve(
-    measurement: CircuitRunner, ranking: _Ranking, asked: list[int | float] | None
+    runner: CircuitRunner, ranking: _Ranking, asked: list[int | float] | None
 ) -> Iterator[tuple[list[Row], Row]]:
     """Yields the points of a ranking's curve under each metric, and the areas under it.
 
     The points are those of the sizes between, and of the source run and the clean one at their ends.
     """
     entries = ranking.entries
-    whole = len(measurement.members_that_can_differ(ranking.kind) | {member for member, _ in entries})
+    whole = len(runner.members_that_can_differ(ranking.kind) | {member for member, _ in entries})
     at_positions = any(at != EVERYWHERE for _, at in entries)
-    total = whole * measurement.position_count if at_positions else whole
+    total = whole * runner.position_count if at_positions else whole
     inner = [size for size in _choose_curve_sizes(asked, total) if size <= len(entries) and size < total]
-    shares = [measurement.share_of_members(entries[:size], whole) for size in inner]
+    shares = [runner.share_of_members(entries[:size], whole) for size in inner]
     counts, share = [0, *inner, total], np.array([0.0, *shares, 1.0])
-    runs = [measurement.measure_circuit(ranking.top_circuit(size)) for size in inner]
-    for metric, measured in measurement.faithfulness_by_metric(
-        [measurement.source, *runs, measurement.clean]
-    ):
+    runs = [runner.measure_circuit(ranking.top_circuit(size)) for size in inner]
+    for metric, measured in runner.faithfulness_by_metric([runner.source, *runs, runner.clean]):
         points = [
             {"metric": metric, "size": size, "share": share[at], **measured.row_of_run(at), "n": measured.n}
             for at, size in enumerate(counts)

@@ -30,7 +30,7 @@ from circuits.model.decode_steps import DecodeStep
 from circuits.model.edit_state import EditState, get_edit_state, mark_running_rows, modules_of
 from circuits.model.hooked_model import INSIDE, HookedModel
 from circuits.model.hooks import keep_hooks_on
-from circuits.model.prompts import Prompts
+from circuits.model.padded_prompts import Prompts
 from circuits.model.sites import KINDS
 
 #: A user's class says by this attribute, in its body, that its blocks read nothing but the stream and what the model

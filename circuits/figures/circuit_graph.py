@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from circuits.figures.layout import COLOURS, INK, TEMPLATE, titled
+from circuits.figures.panel_grid import COLOURS, INK, TEMPLATE, titled
 
 #: What an edge ends at, with its colour and dash.
 INPUTS = {
@@ -36,20 +36,20 @@ class _NodePosition(NamedTuple):
     y: float
 
 
-def circuit_figure(frame: pd.DataFrame, stages: Mapping[str, int]) -> Any:
+def circuit_figure(frame: pd.DataFrame, order_by_node: Mapping[str, int]) -> Any:
     """Draws the members of a circuit, embeddings below and the output on top.
 
     Args:
         frame: a row per member: name, positions, metric, estimate and effect; of edges also sender, node, the one that
             receives, and input, one of `INPUTS`.
-        stages: by node, its place in the order of computation; nodes of one stage stand side by side.
+        order_by_node: by node, its place in the order of computation; nodes of one stage stand side by side.
     """
     from plotly import graph_objects
 
     figure, kind = graph_objects.Figure(), "edge" if "sender" in frame else "node"
     title = f"A circuit of {len(frame)} {kind}{'s' * (len(frame) != 1)}"
     if kind == "node":
-        places = _place_nodes(stages)
+        places = _place_nodes(order_by_node)
         _add_nodes(figure, places, {row["name"]: _format_hover_text(row) for row in frame.to_dict("records")})
         return _lay_out_figure(figure, places, title, "Hover for what is known of a node.")
     size = frame["effect"].abs().fillna(frame["estimate"].abs())
@@ -58,7 +58,7 @@ def circuit_figure(frame: pd.DataFrame, stages: Mapping[str, int]) -> Any:
     rows = frame.assign(size=size.fillna(0)).iloc[np.sort(order)].to_dict("records")
     largest = float(size.max()) if size.notna().any() else 0.0
     drawn = {row[end] for row in rows for end in ("sender", "node")}
-    places = _place_nodes({name: stage for name, stage in stages.items() if name in drawn})
+    places = _place_nodes({name: stage for name, stage in order_by_node.items() if name in drawn})
     # The key has lines of its own: those of edges are faded.
     for group in INPUTS:
         if any(row["input"] == group for row in rows):
@@ -77,12 +77,12 @@ def circuit_figure(frame: pd.DataFrame, stages: Mapping[str, int]) -> Any:
 
 
 def _add_line(
-    figure: Any, xs: Sequence[Any], ys: Sequence[Any], group: str, width: float, **more: Any
+    figure: Any, xs: Sequence[Any], ys: Sequence[Any], kind: str, width: float, **more: Any
 ) -> None:
     """Draws a line into a kind of input, or its entry in the key."""
-    colour, dash = INPUTS[group]
+    colour, dash = INPUTS[kind]
     line = {"color": COLOURS[colour], "width": width, "dash": dash, "shape": "spline"}
-    figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name=f"into {group}", legendgroup=group, **more)
+    figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name=f"into {kind}", legendgroup=kind, **more)
 
 
 def _add_nodes(figure: Any, places: dict[str, _NodePosition], hover: dict[str, str]) -> None:
@@ -120,21 +120,21 @@ def _lay_out_figure(figure: Any, places: dict[str, _NodePosition], title: str, s
     return titled(figure, title, subtitle)
 
 
-def _place_nodes(stages: Mapping[str, int]) -> dict[str, _NodePosition]:
+def _place_nodes(order_by_node: Mapping[str, int]) -> dict[str, _NodePosition]:
     """Returns where nodes are drawn, by name and from below: the rows that are there stand close together."""
     places: dict[str, _NodePosition] = {}
-    for height, stage in enumerate(sorted(set(stages.values()))):
-        row = [name for name in stages if stages[name] == stage]
+    for height, stage in enumerate(sorted(set(order_by_node.values()))):
+        row = [name for name in order_by_node if order_by_node[name] == stage]
         for index, name in enumerate(row):
             places[name] = _NodePosition(index - (len(row) - 1) / 2, float(height))
     return places
 
 
 def _curve(
-    start: _NodePosition, end: _NodePosition, group: str, places: Mapping[str, _NodePosition]
+    start: _NodePosition, end: _NodePosition, kind: str, places: Mapping[str, _NodePosition]
 ) -> tuple[list[float], list[float]]:
     """Returns points of a line that passes beside the nodes between its ends; q, k and v arrive side by side."""
-    side = {"q": -1, "v": 1}.get(group, 0)
+    side = {"q": -1, "v": 1}.get(kind, 0)
     span = end.y - start.y
     # A line to the next row is straight; others go round the middle, where MLPs stand.
     bend = (0.13 * span if span > 1 else 0.0) * (side or (1 if start.x >= end.x else -1))

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import SUBTITLE_KEY, Figure, titled
+from circuits.figures.panel_grid import SUBTITLE_KEY, Figure, titled
 
 #: File suffixes that need no exporter, and those of pictures, which plotly's exporter draws with a browser.
 PLAIN, PICTURES = (".html", ".json"), (".png", ".svg", ".pdf", ".jpg", ".webp")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from circuits.figures.layout import COLOURS, LOG, SEQUENTIAL, Panel, colour_and_symbol
+from circuits.figures.panel_grid import COLOURS, LOG, SEQUENTIAL, Panel, colour_and_symbol
 
 if TYPE_CHECKING:
     import pandas as pd

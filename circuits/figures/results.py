@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import colour_and_symbol, draw_panels
+from circuits.figures.panel_grid import colour_and_symbol, draw_panels
 from circuits.figures.panels import Series, curve, heatmap, points, rows_to_series
 
 #: How the controls of a probe are drawn.
@@ -24,16 +24,16 @@ CONTROLS = {
 ABREAST = 3
 
 
-def sweep_figure(frame: pd.DataFrame, metrics: Sequence[str], words: Sequence[str] | None = None) -> Any:
+def sweep_figure(frame: pd.DataFrame, metrics: Sequence[str], texts: Sequence[str] | None = None) -> Any:
     """Draws heatmaps, one per metric and site, where the variants form a grid over layers or heads, else points.
 
     Args:
-        words: by position, its name (default: its number).
+        texts: by position, its name (default: its number).
     """
     axes = _find_heatmap_axes(frame)
     if axes is None:
         return _draw_sweep_points(frame, metrics)
-    return _draw_sweep_heatmaps(frame, metrics, axes, words)
+    return _draw_sweep_heatmaps(frame, metrics, axes, texts)
 
 
 def _find_heatmap_axes(frame: pd.DataFrame) -> tuple[list[str], str] | None:
@@ -51,7 +51,7 @@ def _find_heatmap_axes(frame: pd.DataFrame) -> tuple[list[str], str] | None:
 
 
 def _draw_sweep_heatmaps(
-    frame: pd.DataFrame, metrics: Sequence[str], axes: tuple[list[str], str], words: Sequence[str] | None
+    frame: pd.DataFrame, metrics: Sequence[str], axes: tuple[list[str], str], texts: Sequence[str] | None
 ) -> Any:
     columns, across = axes
     panels = []
@@ -60,9 +60,9 @@ def _draw_sweep_heatmaps(
         of_metric = frame[frame["metric"] == metric]
         grid = of_metric[of_metric["site"] == site].pivot(index=columns, columns=across, values="effect")
         grid.index = pd.Index([".".join(map(str, row if len(columns) > 1 else (row,))) for row in grid.index])
-        if across == "position" and words is not None:
+        if across == "position" and texts is not None:
             grid.columns = [
-                escape(words[at], quote=False) if 0 <= at < len(words) else str(at) for at in grid.columns
+                escape(texts[at], quote=False) if 0 <= at < len(texts) else str(at) for at in grid.columns
             ]
         # Effects at several sites are compared by their colours.
         end = float(of_metric["effect"].abs().max())

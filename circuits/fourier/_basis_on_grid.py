@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from circuits.arguments import is_whole, parse_frequencies, parse_token_tensor, stringify_keys
 from circuits.errors import CircuitsError, format_value
 from circuits.fourier_waves import cos_sin, wave_products
-from circuits.snapshots_and_positions import dense_if_array, parse_numbers
-from circuits.validate import is_whole, parse_frequencies, parse_token_tensor, stringify_keys
+from circuits.frozen_tensors_and_positions import dense_if_array, parse_numbers
 
 
 def basis(period: int) -> Float[Tensor, "period period"]:
@@ -193,12 +193,12 @@ def components(grid: Grid, keys: Sequence[int]) -> Float[Tensor, "cells function
     return torch.cat(functions, 1) / math.sqrt(grid.cells)
 
 
-def parse_grid(grid: Any, length: int) -> Grid:
+def parse_grid(grid: Any, default_length: int) -> Grid:
     """Reads a grid, its axes or its sizes; None is a grid of one coordinate."""
     if isinstance(grid, Grid):
         return grid
     if grid is None:
-        return Grid({"x": length})
+        return Grid({"x": default_length})
     if isinstance(grid, Sequence | np.ndarray | torch.Size) and not isinstance(grid, str):
         grid = {f"x{place}": int(size) for place, size in enumerate(grid)}
     return Grid(grid)

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from circuits.arguments import is_whole, parse_frequencies
 from circuits.errors import CircuitsError
 from circuits.fourier_waves import cos_sin, wave_products
-from circuits.snapshots_and_positions import parse_numbers
-from circuits.validate import is_whole, parse_frequencies
+from circuits.frozen_tensors_and_positions import parse_numbers
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,8 +15,9 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from circuits.arguments import parse_choice
 from circuits.errors import CircuitsError
-from circuits.figures.layout import Figure, draw_panels
+from circuits.figures.panel_grid import Figure, draw_panels
 from circuits.figures.panels import heatmap
 from circuits.figures.panels import spectrum as bars_of_spectrum
 from circuits.fourier._basis_on_grid import (
@@ -27,8 +28,7 @@ from circuits.fourier._basis_on_grid import (
     parse_grid,
     transform,
 )
-from circuits.tables import short_table
-from circuits.validate import parse_choice
+from circuits.table_printing import short_table
 
 #: A power below this share of the mean square is a rounding error.
 ROUNDING = 1e-20
@@ -215,9 +215,9 @@ def _above_noise(bands: Bands, level: float | int) -> Tensor:
     return tail * len(power) <= level
 
 
-def _near_largest(bands: Bands, share: float | int) -> Tensor:
+def _near_largest(bands: Bands, least_share: float | int) -> Tensor:
     norms = bands.total().power.cpu().sqrt()
-    return norms > share * norms.max()
+    return norms > least_share * norms.max()
 
 
 def _above_mean(bands: Bands, deviations: float | int) -> Tensor:
@@ -228,10 +228,10 @@ def _above_mean(bands: Bands, deviations: float | int) -> Tensor:
     return (sizes > sizes.mean() + deviations * sizes.std(correction=0))[1:]
 
 
-def _largest_in_some_feature(bands: Bands, share: float | int) -> Tensor:
+def _largest_in_some_feature(bands: Bands, least_share: float | int) -> Tensor:
     best = bands.share.reshape(len(bands.labels), -1).cpu().max(0)
     preferred = torch.zeros(len(bands.labels), dtype=torch.bool)
-    preferred[best.indices[(best.values > 0) & (best.values >= share)]] = True
+    preferred[best.indices[(best.values > 0) & (best.values >= least_share)]] = True
     return preferred
 
 

@@ -33,8 +33,8 @@ from circuits.model.edit_state import (
 )
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, keep_hooks_last
+from circuits.model.padded_prompts import Prompts
 from circuits.model.prompt_parsing import parse_prompts
-from circuits.model.prompts import Prompts
 from circuits.model.sites import Site, closest_sites
 from circuits.model.types import SitesLike, TokensLike
 
@@ -147,23 +147,23 @@ def attach_plan(hooked: HookedModel, plan: Plan, references: CleanPassResults) -
             raise CircuitsError(f"{write.label}: no position {late}: the model generated up to {end - 1}")
 
 
-def _explain_unused_edit(hooked: HookedModel, place: ActivationEdit | Receiver, call: EditedRuns) -> str:
+def _explain_unused_edit(hooked: HookedModel, place: ActivationEdit | Receiver, runs: EditedRuns) -> str:
     """Says why an edit never acted: no run, no such position, or a hook that never fired."""
-    if call.count == 0:
+    if runs.count == 0:
         return "the model was not run inside the block"
-    if id(place) in call.missed:
-        end = f" up to position {call.generation.end - 1}," if call.generation.end else ""
-        return f"none of its positions came in {call.count} run(s),{end} so nothing was edited"
+    if id(place) in runs.missed:
+        end = f" up to position {runs.generation.end - 1}," if runs.generation.end else ""
+        return f"none of its positions came in {runs.count} run(s),{end} so nothing was edited"
     closest = closest_sites(place.hook, [name for name in hooked.site_names() if name != place.kind.name])
     return (
-        f"{place.hook} never fired in {call.count} run(s), so nothing was edited; the model has it switched off, or "
+        f"{place.hook} never fired in {runs.count} run(s), so nothing was edited; the model has it switched off, or "
         f"the run stopped before it; closest sites: {', '.join(closest)}"
     )
 
 
-def _store_read_activation(call: EditedRuns, write: ActivationEdit, name: str, activation: Tensor) -> None:
-    if not call.state.suspended:
-        call.run.reads[id(write), name] = activation.detach()
+def _store_read_activation(runs: EditedRuns, write: ActivationEdit, name: str, activation: Tensor) -> None:
+    if not runs.state.suspended:
+        runs.run.reads[id(write), name] = activation.detach()
 
 
 class Activations(Mapping[str, Tensor]):
@@ -213,7 +213,7 @@ def run(
     pattern the queries). Mode, hooks and gradients are as before when it returns or raises.
     """
     prompts = parse_prompts(HookedModel(model), tokens, "run")
-    output, seen = run_prompts(model, prompts, *interventions, cache=cache)
+    output, seen = run_keeping_padding(model, prompts, *interventions, cache=cache)
     output = prompts.nan_at_padding(output)
     if cache is None or not prompts.padded:
         return output if cache is None else (output, seen)
@@ -221,7 +221,7 @@ def run(
     return output, Activations(shown, seen.mask)
 
 
-def run_prompts(
+def run_keeping_padding(
     model: Any, prompts: Prompts, *interventions: Intervention, cache: SitesLike | None = None
 ) -> tuple[Any, Activations]:
     """Returns what `run` does, and whatever the model computes at padding."""

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
+from circuits.frozen_tensors_and_positions import Positions, Snapshot, Span
 from circuits.model.decode_steps import WHOLE, DecodeStep
 from circuits.model.edit_state import EditState
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Prompts, broadcast_mask
+from circuits.model.padded_prompts import Prompts, broadcast_mask
 from circuits.model.sites import SiteKind
-from circuits.snapshots_and_positions import Positions, Snapshot, Span
 
 
 @dataclass

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.frozen_tensors_and_positions import Span
 from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun, PassRequest
 from circuits.interventions.replacements import FromFunction
 from circuits.model.activation_recording import attach_to_hooks, hold_eval_mode, record_activations
@@ -24,9 +25,8 @@ from circuits.model.decode_steps import (
 )
 from circuits.model.edit_state import EditState, assert_weights_unchanged, edits_suspended
 from circuits.model.hooked_model import HookedModel, is_text_input
+from circuits.model.padded_prompts import Prompts, positions_from_mask
 from circuits.model.prompt_parsing import mask_of_model, mask_of_tokenizer
-from circuits.model.prompts import Prompts, positions_from_mask
-from circuits.snapshots_and_positions import Span
 
 CACHED = "a key-value cache"
 PADDING = "padding"
@@ -219,27 +219,27 @@ def assert_functions_keep_weights(
 
 
 def make_edit_hook(
-    write: ActivationEdit, call: EditedRuns, fired: Callable[[], None] | None = None
+    write: ActivationEdit, runs: EditedRuns, fired: Callable[[], None] | None = None
 ) -> Callable[[Tensor], Tensor | None]:
     """Returns the hook function that carries out one edit."""
 
     def replace_activation(current: Tensor) -> Tensor | None:
-        if call.state.suspended:
+        if runs.state.suspended:
             return None
         # The model adds position embeddings outside of its forward pass where it generates without a cache.
         outside = (
-            write.layer is None and not call.is_model_running and generation_id(call.hooked.model) is not None
+            write.layer is None and not runs.is_model_running and generation_id(runs.hooked.model) is not None
         )
         if outside and (write.positions is not None or write.replacement.clean_passes(write)):
             raise CircuitsError(
-                f"{write.label}: {call.hooked.family}.generate embeds outside of the forward pass, where positions "
+                f"{write.label}: {runs.hooked.family}.generate embeds outside of the forward pass, where positions "
                 "are unknown; edit resid_pre.0"
             )
-        new, selected = replacement_and_mask(write, call.run, current)
+        new, selected = replacement_and_mask(write, runs.run, current)
         # While the model generates, positions that are named may come in a later run, as a stretch may in any longer.
-        late = call.run.decode_step.open or (isinstance(write.positions, Span) and call.state.rows is None)
+        late = runs.run.decode_step.open or (isinstance(write.positions, Span) and runs.state.rows is None)
         if late and not bool(selected.any()):
-            call.missed.add(id(write))
+            runs.missed.add(id(write))
         elif fired is not None:
             fired()
         return torch.where(selected, new, current)

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
+from circuits.frozen_tensors_and_positions import Span
 from circuits.interventions.base import ActivationEdit, EdgePatch
 from circuits.interventions.clean_and_edited_runs import EditedRuns, replacement_and_mask
 from circuits.interventions.paths import BY_HEAD, order_of_computation, receiver_site_order, receiving_heads
 from circuits.interventions.replacements import FromTensors, Zero
+from circuits.model.head_and_mlp_projections import OUTPUTS, Projections, check_recomputed
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle
-from circuits.model.projections import OUTPUTS, Projections, check_recomputed
 from circuits.model.sites import KINDS
-from circuits.snapshots_and_positions import Span
 
 Group = frozenset[int]  # numbers of the senders whose edges into a receiver are patched
 Place = tuple[str, int | None]  # a receiving hook, and a head of it; None where a receiver has no heads
@@ -360,7 +360,7 @@ class EdgeHooks:
     def _propagate_differences(
         self,
         run: EdgeRunState,
-        onward: Callable[[Tensor], Tensor],
+        function: Callable[[Tensor], Tensor],
         x: Tensor,
         after: Tensor,
         changes: dict[int, Tensor],
@@ -370,7 +370,7 @@ class EdgeHooks:
         f(x + d) − f(x).
 
         Args:
-            onward: the function f (hooks, a norm, or a norm and the hooks after it); `after` is f(x).
+            function: the function f (hooks, a norm, or a norm and the hooks after it); `after` is f(x).
             order: order of the site, where it is on the stream itself; then `carried` is adapted too.
         """
         for group, last in self._last.items():
@@ -383,18 +383,18 @@ class EdgeHooks:
                 difference = torch.stack([_in_stream_layout(part, x) for part in parts]).sum(0)
                 difference = _cancel_stream_exactly(difference, x) if self._zeroes else difference
                 before = run.carried.get(group, 0) if order is None else 0
-                run.carried[group] = before + onward(x + difference) - after
+                run.carried[group] = before + function(x + difference) - after
 
     def _apply_and_propagate(
-        self, run: EdgeRunState, onward: Callable[[Tensor], Tensor], x: Tensor, order: int
+        self, run: EdgeRunState, function: Callable[[Tensor], Tensor], x: Tensor, order: int
     ) -> Tensor:
         """Returns the run's stream after hooks or a norm, to which the collected differences are adapted; the stream
         itself where nothing changes it.
         """
         with run.hooks_paused():
-            after = onward(x)
+            after = function(x)
             if after is not x:
-                self._propagate_differences(run, onward, x, after, run.changes, order)
+                self._propagate_differences(run, function, x, after, run.changes, order)
                 run.changes = {}
         return after
 

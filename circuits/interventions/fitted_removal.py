@@ -15,10 +15,10 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.fourier_waves import wave_products
+from circuits.frozen_tensors_and_positions import Positions, Snapshot
 from circuits.interventions.base import ActivationEdit, HookContext, PassRequest, Reduction, Replacement
-from circuits.model.prompts import Prompts
+from circuits.model.padded_prompts import Prompts
 from circuits.model.sites import SiteKind
-from circuits.snapshots_and_positions import Positions, Snapshot
 
 #: Choices for the components of a frequency.
 DIRECTIONS = ("all", "sum")

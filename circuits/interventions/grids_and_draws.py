@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from circuits.arguments import is_whole, parse_seed
 from circuits.errors import CircuitsError, format_value
+from circuits.frozen_tensors_and_positions import Snapshot, dense_if_array
 from circuits.interventions.base import Intervention
 from circuits.model.heads import Head, KeyValueGroup
-from circuits.snapshots_and_positions import Snapshot, dense_if_array
-from circuits.validate import is_whole, parse_seed
 
 
 def grid(
@@ -55,10 +55,10 @@ def grid(
     return interventions
 
 
-def _check_callable(make: Any, caller: str, of: str) -> None:
+def _check_callable(make: Any, caller: str, argument_text: str) -> None:
     if not callable(make):
         raise CircuitsError(
-            f"{caller}: make is a function of {of} that returns an intervention; got {format_value(make)}"
+            f"{caller}: make is a function of {argument_text} that returns an intervention; got {format_value(make)}"
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from circuits.errors import CircuitsError, prefix_circuits_errors
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Receiver
-from circuits.interventions.edits import Edit, Place
+from circuits.interventions.places_and_edits import Edit, Place
 from circuits.model.hooked_model import HookedModel
 from circuits.model.sites import Site
 

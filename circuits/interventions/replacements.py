@@ -10,7 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from circuits.arguments import parse_choice
 from circuits.errors import CircuitsError, prefix_circuits_errors
+from circuits.frozen_tensors_and_positions import (
+    Positions,
+    Snapshot,
+    Span,
+    dense_if_array,
+    describe_positions,
+    positions_to_columns,
+    positions_to_mask,
+)
 from circuits.interventions.base import (
     ActivationEdit,
     HookContext,
@@ -20,8 +30,7 @@ from circuits.interventions.base import (
     Replacement,
 )
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts, tokenise_for_model
-from circuits.model.prompts import (
+from circuits.model.padded_prompts import (
     Given,
     Prompts,
     broadcast_mask,
@@ -29,17 +38,8 @@ from circuits.model.prompts import (
     gather_columns,
     positions_from_mask,
 )
+from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts, tokenise_for_model
 from circuits.model.sites import KINDS
-from circuits.snapshots_and_positions import (
-    Positions,
-    Snapshot,
-    Span,
-    dense_if_array,
-    describe_positions,
-    positions_to_columns,
-    positions_to_mask,
-)
-from circuits.validate import parse_choice
 
 # The direction of every patch, as descriptions give it.
 DIRECTION = "source -> run"

@@ -13,10 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.figures.layout import draw_panels
+from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panels import bars, heatmap, rows_to_series
 from circuits.figures.results import pivot_by_head
-from circuits.interventions.apply import intervene, run_prompts
+from circuits.frozen_tensors_and_positions import (
+    Snapshot,
+    parse_positions,
+    positions_to_columns,
+    positions_to_mask,
+)
+from circuits.interventions.apply import intervene, run_keeping_padding
 from circuits.interventions.base import Intervention
 from circuits.logit_lens._stream_parts_and_read_out import (
     ReadOut,
@@ -27,19 +33,13 @@ from circuits.logit_lens._stream_parts_and_read_out import (
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
+from circuits.model.padded_prompts import Prompts, gather_columns
 from circuits.model.prompt_parsing import parse_prompts
-from circuits.model.prompts import Prompts, gather_columns
 from circuits.model.sites import Site
 from circuits.model.types import BatchLike, Figure, MetricLike, PositionsLike, TokensLike
-from circuits.snapshots_and_positions import (
-    Snapshot,
-    parse_positions,
-    positions_to_columns,
-    positions_to_mask,
-)
-from circuits.statistics import LEVEL, summarise
+from circuits.statistics import LEVEL, summary_columns
 from circuits.sweeps.metrics import Metric, is_sum_count_pair, metric_label
-from circuits.tables import ci_columns, short_table
+from circuits.table_printing import ci_names, short_table
 
 # The rest of a metric that counts as rounding, relative to its terms.
 _LINEAR = 1e-5
@@ -128,7 +128,7 @@ def _forward_in_batches(hooked: HookedModel, prompts: Prompts, edited: bool, siz
     for start in range(0, len(prompts), size):
         rows = slice(start, min(start + size, len(prompts)))
         with mark_running_rows(hooked.model, rows, len(prompts)):
-            output, seen = run_prompts(hooked.model, prompts[rows], cache=sites)
+            output, seen = run_keeping_padding(hooked.model, prompts[rows], cache=sites)
         ends = {name: seen[site] for name, site in named.items()}
         yield _LensRun(rows, output, ends, seen[last], component_contributions(hooked, seen, edited))
 
@@ -360,11 +360,11 @@ class DirectAttribution:
 
     def _tabulate_shares(self, shares: Mapping[str, Tensor]) -> pd.DataFrame:
         sums = np.stack([share.numpy() for share in shares.values()])
-        found = summarise(sums, np.broadcast_to(self.counts.numpy(), sums.shape), 0, _DRAWS, 1, LEVEL)
+        found = summary_columns(sums, np.broadcast_to(self.counts.numpy(), sums.shape), 0, _DRAWS, 1, LEVEL)
         rows = [(name, *_layer_and_head(name)) for name in shares]
         table = pd.DataFrame(rows, columns=["component", "layer", "head"])
         table = table.astype({"layer": "Int64", "head": "Int64"})
-        shown = {name.replace("value", "share"): found[name] for name in ci_columns("value")}
+        shown = {name.replace("value", "share"): found[name] for name in ci_names("value")}
         return table.assign(**shown, n=len(self.metric))
 
     def __repr__(self) -> str:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import Activations
+from circuits.model.head_and_mlp_projections import Projections
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
-from circuits.model.projections import Projections
 from circuits.model.sites import Site
 
 #: Whether a norm centres, and whether it divides: LayerNorm, an RMS norm, none.

@@ -13,7 +13,7 @@ from circuits.errors import CircuitsError
 from circuits.model.edit_state import hold_model_exclusively, mark_running_rows, modules_of, undo_on_exit
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.prompts import Prompts
+from circuits.model.padded_prompts import Prompts
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from circuits.arguments import is_whole
 from circuits.errors import CircuitsError
 from circuits.model.hooked_model import HookedModel
-from circuits.validate import is_whole
 
 Result = TypeVar("Result")
 
@@ -29,7 +29,7 @@ def choose_batch_size(
     given: Any,
     caller: str,
     *,
-    layers: int = 1,
+    held_layers: int = 1,
     kept: int = 0,
     read: int | None = None,
 ) -> int:
@@ -41,7 +41,7 @@ def choose_batch_size(
 
     Args:
         given: the user's `batch_size=`, which is used as it is; None: the default.
-        layers: layers whose activations are held at one time; all of them where gradients are taken.
+        held_layers: layers whose activations are held at one time; all of them where gradients are taken.
     """
     if given is not None:
         if not is_whole(given, 1):
@@ -55,7 +55,7 @@ def choose_batch_size(
     stream, heads = hooked.sizes["d_model"] or 1, hooked.n_heads * (hooked.sizes["d_head"] or 1)
     mlp = (hooked.sizes["d_mlp"] or 4 * stream) * (6 if getattr(cfg, "gated_mlp", False) else 4)
     layer = 12 * stream + 12 * heads + mlp + 5 * hooked.n_heads * length
-    tokens = min(TOKENS, NUMBERS // max(1, layers * layer + outputs + kept))
+    tokens = min(TOKENS, NUMBERS // max(1, held_layers * layer + outputs + kept))
     is_on_processor = hooked.device.type == "cpu"
     return max(1, (min(tokens, IN_CACHE // layer) if is_on_processor else _ON_DEVICE * tokens) // length)
 

@@ -29,7 +29,7 @@ from circuits.model.hooks import (
     hook_module_output,
     run_hooked_module,
 )
-from circuits.model.prompts import Prompts
+from circuits.model.padded_prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.softmax_hooks import SoftmaxHooks
 from circuits.model.supported_models import AT_SOFTMAX, ModelFamily, find_model_family

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.hooks import Handle, Handles, MethodWrapper
-from circuits.model.prompts import Prompts, positions_from_mask
-from circuits.snapshots_and_positions import (
+from circuits.frozen_tensors_and_positions import (
     Positions,
     Snapshot,
     Span,
@@ -24,6 +22,8 @@ from circuits.snapshots_and_positions import (
     parse_span,
     positions_to_mask,
 )
+from circuits.model.hooks import Handle, Handles, MethodWrapper
+from circuits.model.padded_prompts import Prompts, positions_from_mask
 
 #: The methods of a model, or of the one that it wraps, that call it once for each new token.
 METHODS = ("generate", "generate_stream", "hf_generate")
@@ -189,7 +189,7 @@ class GenerationState:
     open_runs: dict[object, tuple[int | None, int | None]] = field(default_factory=dict)
 
     def next_step(
-        self, model: nn.Module, given: Mapping[str, Any], length: int | None, real: Tensor | None = None
+        self, model: nn.Module, given: Mapping[str, Any], length: int | None, token_mask: Tensor | None = None
     ) -> DecodeStep:
         """Returns the step of a run of `length` positions (None: unknown) with these arguments by name."""
         generation, cache, start = generation_id(model), find_key_value_cache(given), past_length(given)
@@ -210,11 +210,11 @@ class GenerationState:
         self.open_runs.pop(own, None)
         self.open_runs[own] = prompt, end
         if generation is None and cache is None:
-            return DecodeStep(real=real)
+            return DecodeStep(real=token_mask)
         # With padding, a position has come once it has in all rows.
-        self.end = max(self.end, (end or 0) if real is None else int(real.sum(1).min()))
+        self.end = max(self.end, (end or 0) if token_mask is None else int(token_mask.sum(1).min()))
         whole = not (before is not None and start > 0 and length != 1)
-        return DecodeStep(start, prompt, open=True, whole=whole, real=real)
+        return DecodeStep(start, prompt, open=True, whole=whole, real=token_mask)
 
 
 # The calls of `METHODS` under way by model, the outermost first: one method may call another.

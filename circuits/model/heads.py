@@ -59,9 +59,9 @@ AnyHead = Head | KeyValueGroup
 HeadsLike = str | AnyHead | Iterable[str | AnyHead | tuple[int, int]] | None
 
 
-def index_on_head_axis(one: AnyHead) -> int:
+def index_on_head_axis(head: AnyHead) -> int:
     """Returns the place on the head axis of an activation."""
-    return one.head if isinstance(one, Head) else one.group
+    return head.head if isinstance(head, Head) else head.group
 
 
 def make_head_at_index(kind: SiteKind, layer: int, index: int, hooked: HookedModel) -> AnyHead:
@@ -159,7 +159,7 @@ def parse_heads(spec: Any) -> HeadSpec:
         return spec
     text = repr(spec)
     if hasattr(spec, "tolist"):
-        from circuits.snapshots_and_positions import dense_if_array  # torch, which text is read without
+        from circuits.frozen_tensors_and_positions import dense_if_array  # torch, which text is read without
 
         spec = dense_if_array(spec, "heads")
         spec = spec.tolist() if hasattr(spec, "tolist") else spec

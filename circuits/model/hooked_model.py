@@ -28,7 +28,7 @@ from circuits.model.hooks import (
     hook_module_output,
     run_hooked_module,
 )
-from circuits.model.prompts import Prompts
+from circuits.model.padded_prompts import Prompts
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
 from circuits.model.supported_models import (
     FAMILIES,

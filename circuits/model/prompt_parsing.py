@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from circuits.arguments import parse_choice, parse_token_tensor
 from circuits.errors import CircuitsError
+from circuits.frozen_tensors_and_positions import dense_if_array
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Given, Prompts, UntokenisedTexts, Words
+from circuits.model.padded_prompts import Given, Prompts, UntokenisedTexts, Words
 from circuits.model.types import TokensLike
-from circuits.snapshots_and_positions import dense_if_array
-from circuits.validate import parse_choice, parse_token_tensor
 
 
 def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Prompts:

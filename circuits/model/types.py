@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike as ArrayLike
     from torch import Tensor
 
-    from circuits.figures.layout import Figure as Figure
+    from circuits.figures.panel_grid import Figure as Figure
     from circuits.model.heads import HeadsLike
-    from circuits.model.prompts import Prompts
+    from circuits.model.padded_prompts import Prompts
     from circuits.model.sites import SiteLike
 
     #: Ids [batch pos], texts, lists of ids of unequal length, what a tokenizer returns, `Prompts`.

@@ -7,12 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from circuits.circuit._circuit_edit import parse_activation
+from circuits.arguments import check_renamed_args, parse_choice
+from circuits.circuit._circuit_edit import parse_stored_activation
 from circuits.circuit._component_graph import Input, Node, input_from_name, node_from_name
 from circuits.errors import CircuitsError, prefix_circuits_errors
+from circuits.frozen_tensors_and_positions import Positions, Snapshot, Span
 from circuits.interventions.apply import Activations
 from circuits.interventions.base import Replacement
-from circuits.interventions.edits import (
+from circuits.interventions.paths import Path, check_writes_and_reads_stream
+from circuits.interventions.places_and_edits import (
     Edit,
     Place,
     parse_place,
@@ -20,14 +23,11 @@ from circuits.interventions.edits import (
     parse_query_positions,
     parse_source_positions,
 )
-from circuits.interventions.paths import Path, check_writes_and_reads_stream
 from circuits.interventions.replacements import FromTensors, FromTokens
 from circuits.model.heads import Head, HeadSpec, KeyValueGroup, is_heads_like, looks_like_heads, parse_heads
 from circuits.model.prompt_parsing import is_tokenizer_output, parse_tokens_or_texts
 from circuits.model.sites import Site
 from circuits.model.types import HeadsLike, IndicesLike, PlacesLike, PositionsLike, SiteLike, TokensLike
-from circuits.snapshots_and_positions import Positions, Snapshot, Span
-from circuits.validate import check_renamed_args, parse_choice
 
 
 @check_renamed_args
@@ -141,13 +141,13 @@ def place_of_node(node: Node) -> Place:
     return Place(Site(node.site, node.layer))
 
 
-def place_of_input(end: Input) -> Place | None:
+def place_of_input(receiver: Input) -> Place | None:
     """Returns what an input of a circuit reads; None for the output."""
-    if end.layer is None:
+    if receiver.layer is None:
         return None
-    if end.head is None:
-        return Place(Site(end.site, end.layer))
-    return Place(Site(end.site), parse_heads(end.node_name))
+    if receiver.head is None:
+        return Place(Site(receiver.site, receiver.layer))
+    return Place(Site(receiver.site), parse_heads(receiver.node_name))
 
 
 def _is_site_and_heads(given: Any) -> bool:
@@ -191,7 +191,7 @@ def _parse_stored_activations(place: Place, source: Any, caller: str, at: Positi
     missing = [name for name in hooks if name not in names] or ([] if hooks else [f"site {place.site}"])
     if missing:
         raise CircuitsError(f"{caller}: the source has no {missing[0]}; it has {', '.join(map(str, names))}")
-    values = {name: parse_activation(source[name], name, caller) for name in hooks}
+    values = {name: parse_stored_activation(source[name], name, caller) for name in hooks}
     if place.site.name == "scores" and any(map(_is_pattern, values.values())):
         raise CircuitsError(
             f"{caller}: the source holds patterns where scores should be, as a TransformerBridge's own cache does; "

@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from circuits.interventions.edits import Edit, Place, check_has_neurons_or_features, parse_place
+from circuits.arguments import check_renamed_args, parse_choice
+from circuits.frozen_tensors_and_positions import Snapshot
+from circuits.interventions.places_and_edits import Edit, Place, check_has_neurons_or_features, parse_place
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import AnyHead, Head, HeadSpec, format_head_label, make_head_at_index
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import positions_from_mask
+from circuits.model.padded_prompts import positions_from_mask
 from circuits.model.sites import UNITS, Site
 from circuits.model.types import BatchLike, MetricLike, SiteLike, SitesLike, TokensLike
 from circuits.patch._metric_gradients import INPUTS, Estimates, PatchExamples, parse_steps
 from circuits.patch._screen_result import ScreenResult, measure_and_tabulate, parse_screen_options
-from circuits.snapshots_and_positions import Snapshot
 from circuits.sweeps.metrics import Measurements, PerExample, Row
 from circuits.sweeps.sweep_result import SweepResult, parse_resampling, tabulate_runs
-from circuits.validate import check_renamed_args, parse_choice
 
 CALLER = "patch.screen"
 #: The default sites: those that write to the residual stream and can differ between source and base.
@@ -182,19 +182,19 @@ def _parse_sites_and_axes(given: Any, hooked: HookedModel, by: str) -> list[_Sit
 
 
 def _estimate_all_rows(
-    pair: PatchExamples, rows: Sequence[_SiteAndRowAxes], steps: int | None
+    examples: PatchExamples, rows: Sequence[_SiteAndRowAxes], steps: int | None
 ) -> tuple[list[_PatchTarget], tuple[PatchExamples, PerExample, dict[str, np.ndarray]]]:
     """Returns what has a row, the pair at the batch size that fits, its metrics at base, and the estimates.
 
     Args:
         steps: runs between base and source whose gradients are averaged; None: the gradient at base.
     """
-    longest = int(pair.base.lengths.max())
+    longest = int(examples.base.lengths.max())
     # By hook, the sizes of the axes of rows.
     sizes: dict[str, torch.Size] = {}
 
-    def estimate(piece: PatchExamples) -> tuple[PerExample, Estimates]:
-        baseline, whole = _estimate_effects(piece, [one.hook for one in rows], steps)
+    def estimate(chunk: PatchExamples) -> tuple[PerExample, Estimates]:
+        baseline, whole = _estimate_effects(chunk, [one.hook for one in rows], steps)
         found: Estimates = {}
         for metric, by_hook in whole.items():
             each = {one.hook: _sum_by_row(by_hook[one.hook], one, longest) for one in rows}
@@ -202,7 +202,7 @@ def _estimate_all_rows(
             found[metric] = torch.cat([x.reshape(-1, x.shape[-1]) for x in each.values()])
         return baseline, found
 
-    found = pair.estimate_in_batches(estimate)
+    found = examples.estimate_in_batches(estimate)
     parts = [
         _PatchTarget(one.site, dict(zip(one.axes, index, strict=True)))
         for one in rows
@@ -223,34 +223,34 @@ def _sum_by_row(estimate: Tensor, rows: _SiteAndRowAxes, longest: int) -> Tensor
 
 
 def _estimate_effects(
-    piece: PatchExamples, hooks: list[str], steps: int | None
+    chunk: PatchExamples, hooks: list[str], steps: int | None
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
     """Returns the metrics at base, and (source − base)·gradient by metric and hook, shaped as the activation with each
     example's own tokens first, and zeros behind them.
     """
-    inputs = [hook for hook in INPUTS if hook in piece.hooked.hooks and steps is not None]
+    inputs = [hook for hook in INPUTS if hook in chunk.hooked.hooks and steps is not None]
     recorded = dict.fromkeys((*hooks, *inputs))
-    source, base = piece.patched_activations(recorded), piece.run(piece.base, recorded, graph=steps is None)
+    source, base = chunk.patched_activations(recorded), chunk.run(chunk.base, recorded, graph=steps is None)
     clean = base.output.detach()
     total: dict[str, dict[str, Tensor]] = {}
-    for run in piece.runs_between(base, source, hooks, steps):
-        for metric, gradients in piece.metric_gradients(run, clean, hooks).items():
+    for run in chunk.runs_between(base, source, hooks, steps):
+        for metric, gradients in chunk.metric_gradients(run, clean, hooks).items():
             sums = total.setdefault(metric, {})
             for hook, gradient in gradients.items():
                 sums[hook] = sums.get(hook, 0) + 1 / (steps or 1) * gradient.double()
-    changes = {hook: piece.source_minus_base(base.activations[hook], source[hook]) for hook in hooks}
+    changes = {hook: chunk.source_minus_base(base.activations[hook], source[hook]) for hook in hooks}
     found = {
         metric: {
-            hook: piece.own_tokens_first(changes[hook] * gradient, hook) for hook, gradient in by_hook.items()
+            hook: chunk.own_tokens_first(changes[hook] * gradient, hook) for hook, gradient in by_hook.items()
         }
         for metric, by_hook in total.items()
     }
-    return piece.metrics_at_base(clean), found
+    return chunk.metrics_at_base(clean), found
 
 
-def _describe_row(hooked: HookedModel, intervention: str, part: _PatchTarget) -> Row:
+def _describe_row(hooked: HookedModel, intervention: str, target: _PatchTarget) -> Row:
     """Returns the columns that say what a row is about."""
-    site, head, at = part.site, part.head(hooked), part.at
+    site, head, at = target.site, target.head(hooked), target.at
     at_site = "" if site.name == "z" else site.name
     label = str(site) if head is None else format_head_label(head, hooked, at_site)
     unit = "feature" if "feature" in at else "neuron"
@@ -266,17 +266,17 @@ def _describe_row(hooked: HookedModel, intervention: str, part: _PatchTarget) ->
     }
 
 
-def _make_row_patch(pair: PatchExamples, part: _PatchTarget) -> Edit:
+def _make_row_patch(examples: PatchExamples, target: _PatchTarget) -> Edit:
     """Returns the `patch.activations` edit of one row."""
-    units = tuple(part.at[unit] for unit in UNITS.values() if unit in part.at)
-    place, head = Place(part.site, neurons=units or None), part.head(pair.hooked)
+    units = tuple(target.at[unit] for unit in UNITS.values() if unit in target.at)
+    place, head = Place(target.site, neurons=units or None), target.head(examples.hooked)
     if head is not None:
-        place = Place(Site(part.site.name), HeadSpec(str(head), (head,)))
+        place = Place(Site(target.site.name), HeadSpec(str(head), (head,)))
     positions: Any = None
-    if "position" in part.at:
-        positions = (part.at["position"],)
-        if pair.base.padded:
+    if "position" in target.at:
+        positions = (target.at["position"],)
+        if examples.base.padded:
             # Of the examples that are as long.
-            real = pair.base.real
-            positions = Snapshot((positions_from_mask(real) == part.at["position"]) & real)
-    return Edit("patch.activations", (place,), pair.replacement, positions)
+            real = examples.base.real
+            positions = Snapshot((positions_from_mask(real) == target.at["position"]) & real)
+    return Edit("patch.activations", (place,), examples.replacement, positions)

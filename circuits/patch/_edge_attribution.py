@@ -11,10 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from circuits.arguments import check_renamed_args, parse_choice, parse_indices, stringify_keys
 from circuits.circuit._component_graph import Graph, Input, Node
 from circuits.errors import CircuitsError, format_value
-from circuits.interventions.edits import Edit
+from circuits.frozen_tensors_and_positions import positions_to_mask
 from circuits.interventions.paths import Path
+from circuits.interventions.places_and_edits import Edit
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import KeyValueGroup, format_head_label
 from circuits.model.hooked_model import HookedModel
@@ -28,9 +30,7 @@ from circuits.patch._screen_result import (
     measure_and_tabulate,
     parse_screen_options,
 )
-from circuits.snapshots_and_positions import positions_to_mask
 from circuits.sweeps.metrics import PerExample, Row
-from circuits.validate import check_renamed_args, parse_choice, parse_indices, stringify_keys
 
 CALLER = "patch.edges"
 METHODS = ("gradient", "integrated", "gim")
@@ -110,26 +110,26 @@ def edges(
 
 
 def _screen_edges(
-    pair: PatchExamples,
+    examples: PatchExamples,
     spans: dict[str, tuple[int, ...]],
     steps: int | None,
     options: ScreenOptions,
     settings: Row,
 ) -> ScreenResult:
     """Returns a row for each edge, or for each edge and span, its estimate and the exact effects of the largest."""
-    hooked, places = pair.hooked, [*spans.values(), *([] if spans else [None])]
+    hooked, places = examples.hooked, [*spans.values(), *([] if spans else [None])]
     # Any two prompts, and so their mean, have the same position embeddings.
     senders = [
-        node for node in Graph.of_model(hooked).nodes if node.site != "pos_embed" or pair.how == "zero"
+        node for node in Graph.of_model(hooked).nodes if node.site != "pos_embed" or examples.how == "zero"
     ]
     receivers = _list_receivers(hooked, senders)
     spanned = tuple(spans.values())
     estimate = partial(
         _estimate_edge_effects, senders=senders, receivers=receivers, steps=steps, spans=spanned
     )
-    found = pair.estimate_in_batches(estimate)
+    found = examples.estimate_in_batches(estimate)
     ends = [(u, v) for group in receivers for v in group.inputs for u in group.senders]
-    direction = DIRECTION if pair.how == "resample" else pair.how
+    direction = DIRECTION if examples.how == "resample" else examples.how
     rows: list[Row] = []
     for both in ends:
         sender, receiver = (_node_or_input_label(end, hooked) for end in both)
@@ -211,7 +211,7 @@ def _find_sum_site(node: Node, hooked: HookedModel) -> Site:
 
 
 def _estimate_edge_effects(
-    piece: PatchExamples,
+    chunk: PatchExamples,
     senders: Sequence[Node],
     receivers: Sequence[_ReceiversAtHook],
     steps: int | None,
@@ -222,42 +222,42 @@ def _estimate_edge_effects(
     Args:
         steps: runs between base and source whose gradients are averaged; None: the gradient at base.
     """
-    hooked, sent = piece.hooked, list(dict.fromkeys(sender.hook for sender in senders))
+    hooked, sent = chunk.hooked, list(dict.fromkeys(sender.hook for sender in senders))
     attention = [Site(site, layer).hook() for layer in range(hooked.n_layers) for site in ("z", "attn_out")]
     normed = [site.hook() for site in _sum_sites(hooked)[1:] if hooked.norm_path_after(site.name, site.layer)]
     received = [hook for group in receivers for hook in (group.stream.hook(), group.hook)]
     recorded = dict.fromkeys([*INPUTS, *sent, *attention, *received, *normed])
     hooks = [hook for hook in recorded if hook in hooked.hooks]
-    source = piece.patched_activations([hook for hook in hooks if hook in (*sent, *INPUTS)])
-    base = piece.run(piece.base, hooks, graph=True)
+    source = chunk.patched_activations([hook for hook in hooks if hook in (*sent, *INPUTS)])
+    base = chunk.run(chunk.base, hooks, graph=True)
     clean = base.output.detach()
-    real = piece.base.real
+    real = chunk.base.real
     chosen = [positions_to_mask(span, real.shape[1], CALLER, real) for span in spans]
-    gaps = {hook: piece.source_minus_base(base.activations[hook], source[hook]) for hook in sent}
-    changes = _sender_changes(piece, senders, base, gaps)
+    gaps = {hook: chunk.source_minus_base(base.activations[hook], source[hook]) for hook in sent}
+    changes = _sender_changes(chunk, senders, base, gaps)
     changes_in_each_run = hooked.sublayer_norm_path("attn_out", 0) is not None
     found: Estimates = {}
-    for run in piece.runs_between(base, source, hooks, steps):
+    for run in chunk.runs_between(base, source, hooks, steps):
         if changes_in_each_run and run is not base:
-            changes = _sender_changes(piece, senders, run, gaps)
-        for metric, gradients in piece.metric_gradients(
+            changes = _sender_changes(chunk, senders, run, gaps)
+        for metric, gradients in chunk.metric_gradients(
             run, clean, [group.hook for group in receivers]
         ).items():
             shifts = [
-                _edge_estimates_at_hook(piece, run, changes, group, gradients[group.hook], chosen)
+                _edge_estimates_at_hook(chunk, run, changes, group, gradients[group.hook], chosen)
                 for group in receivers
             ]
             found[metric] = found.get(metric, 0) + (1 / (steps or 1)) * torch.cat(shifts)
-    return piece.metrics_at_base(clean), found
+    return chunk.metrics_at_base(clean), found
 
 
-def _zero_padding(piece: PatchExamples, x: Tensor) -> Tensor:
+def _zero_padding(chunk: PatchExamples, x: Tensor) -> Tensor:
     """Returns x [component batch pos d_model] with zeros at padding."""
-    return torch.where(piece.base.real[..., None].to(x.device), x, 0.0) if piece.base.padded else x
+    return torch.where(chunk.base.real[..., None].to(x.device), x, 0.0) if chunk.base.padded else x
 
 
 def _sender_changes(
-    piece: PatchExamples, senders: Sequence[Node], run: RecordedRun, gaps: dict[str, Tensor]
+    chunk: PatchExamples, senders: Sequence[Node], run: RecordedRun, gaps: dict[str, Tensor]
 ) -> Tensor:
     """Returns each sender's change of the residual stream, source − base: [sender batch pos d_model], float64.
 
@@ -271,7 +271,7 @@ def _sender_changes(
         changes += _jvp_z_to_attn_out(run, hook, heads, gaps[hook]) if heads else [gaps[hook]]
     # In memory each example's changes of all senders lie together, as products with gradients read them.
     together = torch.stack([gap.expand_as(changes[-1]) for gap in changes], 1).transpose(0, 1)
-    return _zero_padding(piece, together)
+    return _zero_padding(chunk, together)
 
 
 def _jvp_z_to_attn_out(run: RecordedRun, hook: str, heads: Sequence[int], gap: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ def _isolate_heads(x: Tensor, heads: Sequence[int]) -> Tensor:
 
 
 def _edge_estimates_at_hook(
-    piece: PatchExamples,
+    chunk: PatchExamples,
     run: RecordedRun,
     changes: Tensor,
     receivers: _ReceiversAtHook,
@@ -319,11 +319,11 @@ def _edge_estimates_at_hook(
         parts = _isolate_heads(gradient, heads) if heads else read
         # In between are the LayerNorm and a projection, or the MLP, in the graph of the model's own run.
         read = _vector_jacobian_products(run.activations[hook], run.activations[stream.hook()], parts)
-    at_sum = _backprop_along_stream(piece.hooked, run, stream, _zero_padding(piece, read))
+    at_sum = _backprop_along_stream(chunk.hooked, run, stream, _zero_padding(chunk, read))
     in_double = cache(Tensor.double)  # sums of the stream share a gradient, but for norms between them
     parts_by_sum: list[Tensor] = []
     start = 0
-    for sum_site, group in groupby(receivers.senders, partial(_find_sum_site, hooked=piece.hooked)):
+    for sum_site, group in groupby(receivers.senders, partial(_find_sum_site, hooked=chunk.hooked)):
         end = start + len(list(group))
         sent, gradients = changes[start:end], in_double(at_sum[sum_site])
         kept = [sent.where(span[..., None].to(sent.device), 0.0) for span in spans] or [sent]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from circuits.arguments import is_whole
 from circuits.circuit._circuit_runner import PatchSetup, concat_per_example
 from circuits.errors import CircuitsError
 from circuits.interventions.base import Replacement
@@ -19,11 +20,10 @@ from circuits.model.activation_recording import attach_to_hooks, hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, edits_suspended
 from circuits.model.hooks import Function
-from circuits.model.prompts import Prompts, broadcast_mask
+from circuits.model.padded_prompts import Prompts, broadcast_mask
 from circuits.model.sites import Site
 from circuits.patch._gim_gradients import add_gim_hooks
 from circuits.sweeps.metrics import BASELINE, PerExample, is_sum_count_pair, metric_label
-from circuits.validate import is_whole
 
 #: What the unembedding reads.
 UNEMBED = "unembed.hook_in"
@@ -62,7 +62,7 @@ class PatchExamples(PatchSetup):
         # Changes of the stream by all senders are in float64, in each order that products need.
         changes = 8 * hooked.n_layers * (hooked.n_heads + 1) * (hooked.sizes["d_model"] or 1)
         kept, layers, length = changes * of_edges, hooked.n_layers, self.base.shape[1]
-        size = choose_batch_size(hooked, length, given, self.caller, layers=layers, kept=kept)
+        size = choose_batch_size(hooked, length, given, self.caller, held_layers=layers, kept=kept)
         return replace(self, batch_size=size)
 
     @property

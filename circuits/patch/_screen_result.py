@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from circuits.arguments import is_whole, parse_choice
 from circuits.circuit._circuit import Circuit
 from circuits.circuit._component_graph import EstimateAndExactEffect, Graph, Member, PositionSet, parse_member
 from circuits.errors import CircuitsError
-from circuits.figures.layout import GREY, draw_panels
+from circuits.figures.panel_grid import GREY, draw_panels
 from circuits.figures.panels import Series, points, rows_to_series
 from circuits.interventions.base import Intervention
 from circuits.model.types import Figure
@@ -21,14 +22,13 @@ from circuits.statistics import LEVEL, bootstrap_ratios, ratio
 from circuits.sweeps.metrics import PerExample, Row, compare_with_unedited
 from circuits.sweeps.sweep import run_sweep
 from circuits.sweeps.sweep_result import SweepResult, p_value_notes, parse_resampling
-from circuits.tables import ci_columns, interval_columns, metrics_asked_for, short_table
-from circuits.validate import is_whole, parse_choice
+from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table
 
 # The columns of a sweep that hold measurements.
-EXACT = ("value", *ci_columns("effect"), "p_value", "p_adjusted", "engine", "null_effect")
+EXACT = ("value", *ci_names("effect"), "p_value", "p_adjusted", "engine", "null_effect")
 
 #: What `print` shows.
-SHOWN = ("rank", "variant", "metric", "estimate", *ci_columns("effect"), "p_adjusted")
+SHOWN = ("rank", "variant", "metric", "estimate", *ci_names("effect"), "p_adjusted")
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def parse_screen_options(
 
 
 def measure_and_tabulate(
-    pair: PatchExamples,
+    examples: PatchExamples,
     unedited: PerExample,
     estimates: Mapping[str, np.ndarray],
     rows: Sequence[Row],
@@ -212,12 +212,12 @@ def measure_and_tabulate(
     exact = None
     if chosen:
         exact, measured = run_sweep(
-            pair.hooked,
-            pair.base,
+            examples.hooked,
+            examples.base,
             {name: patch(at) for name, at in zip(names, chosen, strict=True)},
-            replace(pair.metric, default=compare_with_unedited),
+            replace(examples.metric, default=compare_with_unedited),
             options.resampling,
-            batch_size=pair.batch_size,
+            batch_size=examples.batch_size,
         )
         for metric, table in tables.items():
             clean, edited = np.split(measured.sums_and_counts(metric), [1], axis=1)
@@ -229,15 +229,17 @@ def measure_and_tabulate(
         frame = pd.concat(tables.values())
         frame = frame.reindex(columns=[*frame, "effect_size", *EXACT])
     settings = (
-        settings | {"rank": options.rank, "batch_size": pair.batch_size} | pair.hooked.setting_if_unchecked
+        settings
+        | {"rank": options.rank, "batch_size": examples.batch_size}
+        | examples.hooked.setting_if_unchecked
     )
-    settings |= options.resampling | {"n": len(pair.base), "level": LEVEL}
+    settings |= options.resampling | {"n": len(examples.base), "level": LEVEL}
     # Metrics keep their order; of equal rows the larger estimate is first.
     order = [frame["rank"], -effect_magnitudes(frame, options.rank), pd.factorize(frame["metric"])[0]]
     frame = frame.iloc[np.lexsort(order)].reset_index(drop=True)
     whole = [name for name in ("layer", "head", "position", "neuron", "feature") if name in frame]
     frame = frame.astype(dict.fromkeys(whole, "Int64"))
-    return ScreenResult(frame, exact, settings, Graph.of_model(pair.hooked), tuple(filter(None, notes)))
+    return ScreenResult(frame, exact, settings, Graph.of_model(examples.hooked), tuple(filter(None, notes)))
 
 
 def _tabulate_estimates(

@@ -10,16 +10,16 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from circuits.arguments import check_renamed_args, parse_draws, parse_seed
 from circuits.errors import CircuitsError
+from circuits.frozen_tensors_and_positions import parse_numbers
 from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
-from circuits.model.prompts import Prompts
+from circuits.model.padded_prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike, TokensLike
-from circuits.patterns._record_and_mean_patterns import PatternPass, Recorded, parse_prompts_and_recorded
-from circuits.snapshots_and_positions import parse_numbers
+from circuits.patterns._patterns_and_means import PatternPass, Recorded, parse_prompts_and_recorded
 from circuits.statistics import bootstrap_ratios, ratio
-from circuits.tables import interval_columns, short_table
-from circuits.validate import check_renamed_args, parse_draws, parse_seed
+from circuits.table_printing import interval_columns, short_table
 
 
 @dataclass(frozen=True)

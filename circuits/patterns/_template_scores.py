@@ -11,16 +11,16 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from circuits.arguments import check_renamed_args, parse_choice, parse_draws, parse_metric_batch, parse_seed
 from circuits.errors import CircuitsError, format_value, prefix_circuits_errors
-from circuits.figures.layout import Figure
+from circuits.figures.panel_grid import Figure
 from circuits.figures.results import SIGNED, heads_figure, pivot_by_head
 from circuits.model.heads import AnyHead, Head, parse_heads
 from circuits.model.types import BatchLike, HeadsLike, PositionsLike, TemplateLike, TokensLike
-from circuits.patterns._record_and_mean_patterns import PatternPass, Recorded
+from circuits.patterns._patterns_and_means import PatternPass, Recorded
 from circuits.patterns._templates import parse_templates, template_for_rows
-from circuits.statistics import LEVEL, bootstrap_ratios, percentiles, ratio
-from circuits.tables import ci_columns, interval_columns, short_table
-from circuits.validate import check_renamed_args, parse_choice, parse_draws, parse_metric_batch, parse_seed
+from circuits.statistics import LEVEL, bootstrap_ratios, percentile_bounds, ratio
+from circuits.table_printing import ci_names, interval_columns, short_table
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Scores:
     draws: int
 
     def __repr__(self) -> str:
-        return short_table(self.frame, [*_KEYS, *ci_columns("score"), "chance", "corrected", "bits"])
+        return short_table(self.frame, [*_KEYS, *ci_names("score"), "chance", "corrected", "bits"])
 
     def plot(self, column: str = "score") -> Figure:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""
@@ -164,7 +164,7 @@ def _tabulate_scores(found: Scores) -> pd.DataFrame:
 
 
 _KEYS = ("layer", "head", "template")
-_ORDER = (*ci_columns("score"), "chance", *ci_columns("effect"), *ci_columns("corrected"), "bits", "queries")
+_ORDER = (*ci_names("score"), "chance", *ci_names("effect"), *ci_names("corrected"), "bits", "queries")
 #: Classes that are no templates, and what is said of a head's best template.
 OTHER, UNCLEAR = "other", "unclear"
 _BEST = ("score", "chance", "corrected", "bits")
@@ -280,7 +280,7 @@ def _classify_each_head(
     """
     names, shape = scores.templates, excluded.shape
     columns = {
-        name: scores.frame[name].to_numpy().reshape(shape) for name in (*_BEST, *ci_columns("corrected")[1:])
+        name: scores.frame[name].to_numpy().reshape(shape) for name in (*_BEST, *ci_names("corrected")[1:])
     }
     corrected, told = columns["corrected"], columns["bits"]
     above, sure = corrected >= threshold, columns["corrected_ci_low"] >= threshold
@@ -303,7 +303,7 @@ def _classify_each_head(
         best, *rivals = ranking
         row = {"template": names[best]} | {name: columns[name][head, best] for name in _BEST}
         lead = drawn[:, head, [best]] - drawn[:, head, rivals]
-        lows, highs = percentiles(lead, LEVEL) if fitting and rivals else (np.ones(0), np.ones(0))
+        lows, highs = percentile_bounds(lead, LEVEL) if fitting and rivals else (np.ones(0), np.ones(0))
         if len(lows):
             row |= {"rival": names[rivals[0]], "lead": told[head, best] - told[head, rivals[0]]}
             row |= {"lead_ci_low": lows[0], "lead_ci_high": highs[0]}

@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from circuits.arguments import is_whole, parse_token_tensor, stringify_keys
 from circuits.errors import CircuitsError
-from circuits.interventions.edits import parse_positions_without_mask
-from circuits.model.prompts import Prompts
+from circuits.frozen_tensors_and_positions import dense_if_array, positions_to_mask
+from circuits.interventions.places_and_edits import parse_positions_without_mask
+from circuits.model.padded_prompts import Prompts
 from circuits.model.types import ArrayLike, PositionsLike
-from circuits.snapshots_and_positions import dense_if_array, positions_to_mask
-from circuits.validate import is_whole, parse_token_tensor, stringify_keys
 
 
 def identity(length: int | ArrayLike) -> Bool[Tensor, "query key"]:

@@ -12,13 +12,14 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from circuits.arguments import check_renamed_args, parse_draws, parse_seed
 from circuits.errors import CircuitsError
 from circuits.figures.results import probe_figure
 from circuits.model.activation_recording import run_and_record
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.hooked_model import HookedModel
+from circuits.model.padded_prompts import Prompts
 from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts
-from circuits.model.prompts import Prompts
 from circuits.model.types import ArrayLike, Figure, HeadsLike, PositionsLike, SitesLike, TokensLike
 from circuits.probe._probe_inputs import (
     CLASSIFICATION,
@@ -30,8 +31,7 @@ from circuits.probe._probe_inputs import (
     parse_targets,
 )
 from circuits.statistics import bootstrap_ratios, ratio
-from circuits.tables import ci_columns, interval_columns, metrics_asked_for, short_table
-from circuits.validate import check_renamed_args, parse_draws, parse_seed
+from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table
 
 _EPS = torch.finfo(torch.float64).eps
 #: Bytes of activations that are kept at a time; sites beyond are read in a further pass over the examples.
@@ -283,8 +283,8 @@ class LinearMap:
         return x.to(self.weight) @ self.weight + self.intercept
 
 
-_KEYS = ("site", "layer", "head", "target", "split", "metric", *ci_columns("value"))
-_CONTROLS = ("shuffled", *ci_columns("selectivity"), "untrained", *ci_columns("over_untrained"))
+_KEYS = ("site", "layer", "head", "target", "split", "metric", *ci_names("value"))
+_CONTROLS = ("shuffled", *ci_names("selectivity"), "untrained", *ci_names("over_untrained"))
 COLUMNS = (*_KEYS, *_CONTROLS, "n", "entries", "fit_n", "ridge", "rank")
 #: What `print` shows.
 SHOWN = (*_KEYS, "shuffled", "untrained")

@@ -11,15 +11,15 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from circuits.arguments import is_whole, parse_choice, stringify_keys
 from circuits.errors import CircuitsError, format_value
-from circuits.interventions.edits import parse_place
+from circuits.frozen_tensors_and_positions import dense_if_array
+from circuits.interventions.places_and_edits import parse_place
 from circuits.interventions.replacements import derangement
 from circuits.model.decode_steps import parse_position_mask
 from circuits.model.hooked_model import HookedModel
-from circuits.model.prompts import Prompts
+from circuits.model.padded_prompts import Prompts
 from circuits.model.sites import Site
-from circuits.snapshots_and_positions import dense_if_array
-from circuits.validate import is_whole, parse_choice, stringify_keys
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
 KINDS = (REGRESSION, CLASSIFICATION)

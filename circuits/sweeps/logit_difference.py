@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from circuits.arguments import is_whole
 from circuits.errors import CircuitsError, format_value
+from circuits.frozen_tensors_and_positions import dense_if_array
 from circuits.model.hooked_model import HookedModel
+from circuits.model.padded_prompts import Prompts, UntokenisedTexts, positions_from_mask
 from circuits.model.prompt_parsing import continuation_ids, parse_tokens_or_texts
-from circuits.model.prompts import Prompts, UntokenisedTexts, positions_from_mask
 from circuits.model.types import AnswersLike
-from circuits.snapshots_and_positions import dense_if_array
-from circuits.validate import is_whole
 
 CALLER = "logit_difference"
 Answer = tuple[int | str, ...]  # the tokens of an answer, as ids or texts

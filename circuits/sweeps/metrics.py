@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from circuits.arguments import parse_metric_batch, stringify_keys
 from circuits.errors import CircuitsError, format_value
-from circuits.model.hooked_model import HookedModel
-from circuits.model.prompt_parsing import check_no_unmasked_padding
-from circuits.model.prompts import Prompts
-from circuits.snapshots_and_positions import (
+from circuits.frozen_tensors_and_positions import (
     Positions,
     Snapshot,
     dense_if_array,
     parse_positions,
     positions_to_mask,
 )
+from circuits.model.hooked_model import HookedModel
+from circuits.model.padded_prompts import Prompts
+from circuits.model.prompt_parsing import check_no_unmasked_padding
 from circuits.sweeps.logit_difference import LogitDifference, ResolvedAnswers, bind_answers, logit_difference
-from circuits.validate import parse_metric_batch, stringify_keys
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
 Row = dict[str, Any]
@@ -292,27 +292,27 @@ _PIECE = 2**16
 
 
 def compare_with_unedited(
-    output: Tensor, clean: Tensor, kept: Tensor | None = None
+    output: Tensor, clean: Tensor, read: Tensor | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Compares an output [n pos out] with the unedited one, a few examples at a time.
 
     kl: KL(unedited || edited) in nats. mse. logit_diff: the logit of the unedited model's first choice minus that
     of its second. All pool over positions (mse over the entries of the last axis as well), for every output of the
-    example; `kept`, bool [n pos], says at which. A read-out of width 1 is a number, not logits, and has mse only.
+    example; `read`, bool [n pos], says at which. A read-out of width 1 is a number, not logits, and has mse only.
     """
     step = max(1, _PIECE // max(1, output[0].numel()))
     pieces = []
     for start in range(0, len(output), step):
         rows = slice(start, start + step)
-        pieces.append(_compare_chunk(output[rows], clean[rows], None if kept is None else kept[rows]))
+        pieces.append(_compare_chunk(output[rows], clean[rows], None if read is None else read[rows]))
     return {
         name: (torch.cat([one[name][0] for one in pieces]), torch.cat([one[name][1] for one in pieces]))
         for name in pieces[0]
     }
 
 
-def _compare_chunk(output: Tensor, clean: Tensor, kept: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
-    output, clean, entries = _mask_unread_outputs(output, clean, kept)
+def _compare_chunk(output: Tensor, clean: Tensor, read: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
+    output, clean, entries = _mask_unread_outputs(output, clean, read)
     # The difference of equal infinite logits is NaN, and counts as 0.
     difference = torch.where(output == clean, torch.zeros_like(output), output - clean)
     mse = (difference.square().flatten(1).sum(1), entries)
@@ -330,24 +330,24 @@ def _compare_chunk(output: Tensor, clean: Tensor, kept: Tensor | None) -> dict[s
 
 
 def top_two_logit_diff(
-    output: Tensor, clean: Tensor, kept: Tensor | None = None
+    output: Tensor, clean: Tensor, read: Tensor | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns `logit_diff` alone, differentiable in `output`, as (sum, count) per example."""
     if output.shape[-1] < 2:
         raise CircuitsError(
             "the model's output has one column, and no first and second choice to take the difference of; give metric="
         )
-    output, clean, entries = _mask_unread_outputs(output, clean, kept)
+    output, clean, entries = _mask_unread_outputs(output, clean, read)
     return {"logit_diff": (_top_two_difference(output, clean), entries / output.shape[-1])}
 
 
-def _mask_unread_outputs(output: Tensor, clean: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _mask_unread_outputs(output: Tensor, clean: Tensor, read: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Returns two outputs in float64, 0 where they are not read, and each example's number of entries."""
     output, clean = output.double(), clean.double()
-    if kept is None:
+    if read is None:
         return output, clean, torch.full((len(output),), float(output[0].numel()), dtype=torch.float64)
-    hidden = ~kept.to(output.device)[..., None]
-    entries = kept.sum(1).double().cpu() * output.shape[-1]
+    hidden = ~read.to(output.device)[..., None]
+    entries = read.sum(1).double().cpu() * output.shape[-1]
     return output.masked_fill(hidden, 0.0), clean.masked_fill(hidden, 0.0), entries
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from circuits.arguments import is_whole
 from circuits.errors import CircuitsError, format_value
 from circuits.model.hooked_model import HookedModel
+from circuits.model.padded_prompts import Prompts, row_numbers
 from circuits.model.prompt_parsing import continuation_ids, prompts
-from circuits.model.prompts import Prompts, row_numbers
 from circuits.sweeps.logit_difference import LogitDifference, logit_difference
-from circuits.validate import is_whole
 
 CALLER = "read_prompts"
 #: The columns that every row has; `corrupted` may be missing from all, and all others are labels.

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from circuits.arguments import check_renamed_args, parse_choice, parse_metric_batch, stringify_keys
 from circuits.engine.stacked_from_first_edit import Variant, reason_not_to_stack, run_clean_pass, run_stacked
 from circuits.errors import CircuitsError, format_value, prefix_circuits_errors
+from circuits.frozen_tensors_and_positions import Span
 from circuits.interventions.apply import attach_plan, needed_clean_passes, plan_steps
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention
 from circuits.interventions.clean_and_edited_runs import CleanPassResults
@@ -20,14 +22,12 @@ from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.decode_steps import parse_position_mask
 from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
+from circuits.model.padded_prompts import Prompts
 from circuits.model.prompt_parsing import parse_prompts
-from circuits.model.prompts import Prompts
 from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike
-from circuits.snapshots_and_positions import Span
 from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, metric_label, variant_label
 from circuits.sweeps.sweep_result import SweepResult, edited_place_columns, parse_resampling, tabulate_runs
-from circuits.validate import check_renamed_args, parse_choice, parse_metric_batch, stringify_keys
 
 NAIVE, FAST = "naive", "fast"
 # Differences between two runs of one example that are rounding: relative to the output's largest entry, and in half
@@ -218,17 +218,17 @@ class ModelSweep:
         self.found.add_run(index, self.here.measure(output, self.clean, title, columns))
 
 
-def _check_numeric_output(output: Any, kept: Tensor | None, title: str) -> Tensor:
+def _check_numeric_output(output: Any, read: Tensor | None, title: str) -> Tensor:
     """Returns a model's output, checked to be numbers where the metric reads it."""
     if not isinstance(output, Tensor) or not output.is_floating_point():
         got = getattr(output, "dtype", type(output).__name__)
         raise CircuitsError(f"{title}: the output is {got}, not a tensor of floats")
-    if kept is not None and output.shape[:2] != kept.shape:
+    if read is not None and output.shape[:2] != read.shape:
         raise CircuitsError(
             f"{title}: the model's output is {list(output.shape)}, without a row for each of the positions "
-            f"{list(kept.shape)}"
+            f"{list(read.shape)}"
         )
-    if bool((output if kept is None else output[kept.to(output.device)]).isnan().any()):
+    if bool((output if read is None else output[read.to(output.device)]).isnan().any()):
         raise CircuitsError(f"{title}: the output is not finite")
     return output
 

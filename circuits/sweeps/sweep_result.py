@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from circuits.arguments import is_whole, parse_choice, parse_seed, stringify_keys
 from circuits.errors import CircuitsError
-from circuits.figures.layout import Figure
+from circuits.figures.panel_grid import Figure
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
-from circuits.statistics import LEVEL, holm_adjusted, p_value_floor_notes, summarise
+from circuits.statistics import LEVEL, holm_adjusted, p_value_floor_notes, summary_columns
 from circuits.sweeps.metrics import Measurements, Row
-from circuits.tables import metrics_asked_for, short_table
-from circuits.validate import is_whole, parse_choice, parse_seed, stringify_keys
+from circuits.table_printing import metrics_asked_for, short_table
 
 # fmt: off
 COLUMNS = (
@@ -210,7 +210,7 @@ def tabulate_runs(
     unedited: list[Row] = []
     for metric in measured.chunks[0][0]:
         runs, values = _pool_draws(measured, metric)
-        columns = summarise(values[0], values[1], level=LEVEL, **resampling)
+        columns = summary_columns(values[0], values[1], level=LEVEL, **resampling)
         series: list[Row] = [
             dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
         ]
@@ -263,11 +263,11 @@ def edited_place_columns(interventions: Sequence[Intervention], plan: Iterable[S
     }
 
 
-def _pool_draws(one: Measurements, metric: str) -> tuple[list[Row], np.ndarray]:
+def _pool_draws(measurements: Measurements, metric: str) -> tuple[list[Row], np.ndarray]:
     """Returns the runs and their sums and counts [2 run example], the unedited run first, and after them the mean draw
     of each variant that has draws.
     """
-    values, runs = one.sums_and_counts(metric), list(one.runs)
+    values, runs = measurements.sums_and_counts(metric), list(measurements.runs)
     by_variant: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
         if run.get("draw") is not None:

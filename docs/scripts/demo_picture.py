@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from plotly.subplots import make_subplots
 
-from circuits.figures.layout import COLOURS, DIVERGING, INK, TEMPLATE
+from circuits.figures.panel_grid import COLOURS, DIVERGING, INK, TEMPLATE
 from interp_tasks.demo import MATRIX_RUN, median_matrix_and_completions
-from interp_tasks.measurement.experiment_options import Examples
+from interp_tasks.measurement.options_and_examples import Examples
 from interp_tasks.measurement.run_logs import declared_by_run, read_runs
 
 PICTURE = Path(__file__).parents[1] / "images" / "demo.png"

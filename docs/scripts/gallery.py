@@ -15,7 +15,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from circuits import ablate, fourier, grid, heads, patch, patterns, plots, sweep
-from circuits.figures.layout import least_readable_width, untitled
+from circuits.figures.panel_grid import least_readable_width, untitled
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.pages import Figure, Page
 

@@ -31,7 +31,7 @@ from interp_tasks.checkpoints.run_reader import (
 )
 from interp_tasks.checkpoints.run_writer import declared_drop
 from interp_tasks.grid_spec import RunToShip, read_grid_spec, recipe_file, runs_shipped_by_recipe
-from interp_tasks.grids.run_and_tabulate import is_trained
+from interp_tasks.grids.grid_run_and_table import is_trained
 from interp_tasks.grids.work_units import TrainUnit, list_train_units
 from tasks.base import pool_parts
 
@@ -124,7 +124,7 @@ def pack(run: Path, at: Sequence[str | int], destination: Path, *, exact: bool =
 def steps_at(run: Path, described: Mapping[str, Any], at: str | int) -> list[int]:
     """Returns the stored steps that a mark or a step of a run names, its drop being as ``described``."""
     if at in MARKS:
-        return [find_marks(run, needed=[str(at)], described=described)[str(at)]]
+        return [find_marks(run, needed=[str(at)], run_json=described)[str(at)]]
     return [checkpoint.step for checkpoint in resolve(f"{run}@{at}")]
 
 

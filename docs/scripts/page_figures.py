@@ -17,7 +17,7 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from circuits.figures.layout import untitled
+from circuits.figures.panel_grid import untitled
 from interp_tasks.cli import main
 from interp_tasks.pages import Figure, Page
 

@@ -15,13 +15,13 @@ import torch
 from plotly.subplots import make_subplots
 
 from circuits import run as run_model
-from circuits.figures.layout import COLOURS, INK, TEMPLATE, colour_and_symbol, draw_panels
+from circuits.figures.panel_grid import COLOURS, INK, TEMPLATE, colour_and_symbol, draw_panels
 from circuits.figures.panels import Series, curve, heatmap
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
 from interp_tasks.checkpoints.run_reader import read_metrics, read_run
 from interp_tasks.demo import median_matrix_and_completions
-from interp_tasks.measurement.experiment_options import Examples
+from interp_tasks.measurement.options_and_examples import Examples
 from interp_tasks.reproduction import reproduce
 from interp_tasks.reproduction.runs_and_records import read_records_file, records_file
 from interp_tasks.reproduction.verdict_text import headline_verdicts

@@ -124,11 +124,11 @@ def resolve(ref: str | Path) -> list[ResolvedCheckpoint]:
     return [replace(found[0], label=text)] if len(found) == 1 else found
 
 
-def resolve_one_ref(ref: str | Path, written: str = "") -> ResolvedCheckpoint:
-    """Returns the one checkpoint that a REF names; a refusal shows it as it was ``written``, with its option."""
+def resolve_one_ref(ref: str | Path, option_text: str = "") -> ResolvedCheckpoint:
+    """Returns the one checkpoint that a REF names; a refusal shows it as it was ``option_text``, with its option."""
     first, *others = resolve(ref)
     if others:
-        names = f"{written or ref} names {len(others) + 1} checkpoints"
+        names = f"{option_text or ref} names {len(others) + 1} checkpoints"
         raise UserError(f"{names} ({first.ref} ... {others[-1].ref}): name one")
     return first
 

@@ -30,7 +30,7 @@ def find_marks(
     run: str | Path,
     run_name: str | None = None,
     needed: Collection[str] = MARKS,
-    described: Mapping[str, Any] | None = None,
+    run_json: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
     """Returns the step of each mark that there is; with the default arguments, of all four.
 
@@ -40,7 +40,7 @@ def find_marks(
     takes those steps instead.
 
     Args:
-        described: the content of its ``run.json``; ``None``: as it is on disk.
+        run_json: the content of its ``run.json``; ``None``: as it is on disk.
 
     Raises:
         UserError: if the run has no drop (yet), no checkpoint on a side of it that a needed mark is on, or no metrics.
@@ -49,12 +49,12 @@ def find_marks(
     name = run_name or folder.as_posix()
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"{name} has no {RUN_FILE}, so its drop is unknown: give steps, or @last")
-    described = read_run(folder) if described is None else described
-    published = described.get("published_drop") if described.get("preset") == "paper" else None
+    run_json = read_run(folder) if run_json is None else run_json
+    published = run_json.get("published_drop") if run_json.get("preset") == "paper" else None
     given = {mark: int(step) for mark, step in (published or {}).items() if mark in MARKS}
     if set(given) == set(MARKS):
         return given
-    drop, steps = detect_drop_of_run(folder, described, name), stored_steps(folder)
+    drop, steps = detect_drop_of_run(folder, run_json, name), stored_steps(folder)
     before = [step for step in steps if step <= drop.onset]
     after = [step for step in steps if step >= drop.end]
     lacking = set(needed) - set(given)
@@ -75,9 +75,9 @@ def find_marks(
     return found | given
 
 
-def detect_drop_of_run(run: Path, described: Mapping[str, Any], name: str) -> Drop:
+def detect_drop_of_run(run: Path, run_json: Mapping[str, Any], name: str) -> Drop:
     """Returns the drop that a run's own metrics show."""
-    metric = described.get("drop_metric")
+    metric = run_json.get("drop_metric")
     if not isinstance(metric, dict) or metric.get("direction") not in ("down", "up") or "name" not in metric:
         raise UserError(
             f"{run / RUN_FILE} declares no drop_metric, so no drop can be found: give steps, or @last"
@@ -89,7 +89,7 @@ def detect_drop_of_run(run: Path, described: Mapping[str, Any], name: str) -> Dr
             f"{log_file(run, METRICS_FILE)} logs no validation {metric['name']}, so no drop can be found"
         )
     steps, values = logged
-    theory = theoretical_plateau(described)
+    theory = theoretical_plateau(run_json)
     drop = detect_drop_or_reason(steps, values, metric["direction"], theory)
     if not isinstance(drop, Drop):
         expected = "" if theory is None else f" from its plateau by theory, {theory:.4g},"
@@ -101,23 +101,23 @@ def detect_drop_of_run(run: Path, described: Mapping[str, Any], name: str) -> Dr
     return drop
 
 
-def theoretical_plateau(described: Mapping[str, Any]) -> float | None:
+def theoretical_plateau(run_json: Mapping[str, Any]) -> float | None:
     """Returns the plateau of a run's drop metric by theory, from its ``run.json``; ``None`` where there is none."""
-    metric = described["drop_metric"]
+    metric = run_json["drop_metric"]
     if "plateau" in metric:
         stored: float | None = metric["plateau"]
         return stored
     # An older run does not say.
-    task = task_of_run(described)
+    task = task_of_run(run_json)
     return None if task is None else task.plateau_levels().get(metric["name"])
 
 
-def task_of_run(described: Mapping[str, Any]) -> Task | None:
+def task_of_run(run_json: Mapping[str, Any]) -> Task | None:
     """Returns the task of a run, from its ``run.json``; ``None`` for one that is not known here by those settings."""
     import tasks
 
     try:
-        settings = dict(described["config"]["task"])
+        settings = dict(run_json["config"]["task"])
         return tasks.get(settings.pop("name"), **settings)
     except (LookupError, TypeError, ValueError):
         return None

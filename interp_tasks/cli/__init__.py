@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from interp_tasks.errors import UserError, check_system
+from interp_tasks.errors import UserError, check_not_windows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         # Before modules are imported that other systems lack.
-        check_system()
+        check_not_windows()
         from interp_tasks.cli.command_dispatch import run_command
         from interp_tasks.cli.terminal import repair_streams, run_for_exit_code
 

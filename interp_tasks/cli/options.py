@@ -23,9 +23,9 @@ from interp_tasks.cli.tables import FORMATS, print_in_format, write_and_show
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_file
-from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import resolve_refs
 from interp_tasks.measurement.option_parsing import DEVICE, PROMPT_METRICS, check_choice, unknown_name_error
+from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, find_view, result_file_path
 from interp_tasks.setting_parsing import import_file, parse_settings
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from interp_tasks.experiments import Result
-    from interp_tasks.measurement.experiment_options import Progress
+    from interp_tasks.measurement.options_and_examples import Progress
     from interp_tasks.pages import Column
 
 WIDEST = 120
@@ -101,7 +101,7 @@ def print_result_blocks(
     ]
     if together and len(blocks) > 1 and max(map(len, blocks.values())) <= MAX_ROWS_SHARED:
         # Not above, as --help loads this file and no `circuits.figures`.
-        from circuits.figures.layout import short_names
+        from circuits.figures.panel_grid import short_names
 
         short = short_names(list(blocks))
         legend = [

@@ -25,7 +25,7 @@ from tasks.errors import TaskError
 
 def write_data(text: str) -> None:
     """Writes JSON or CSV to stdout; characters that it cannot show are escaped as within JSON, never replaced."""
-    text = escape_control_characters(text, keep=LAYOUT, json=True)
+    text = escape_control_characters(text, keep=LAYOUT, as_json=True)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

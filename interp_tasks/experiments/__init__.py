@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from interp_tasks.experiments.llc_experiment import llc
     from interp_tasks.experiments.probe_and_lens import lens, probe
     from interp_tasks.experiments.transplant_and_permute import permute, transplant
-    from interp_tasks.measurement.experiment_options import Examples, Options
     from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, subjects
+    from interp_tasks.measurement.options_and_examples import Examples, Options
     from interp_tasks.measurement.result import COLUMNS, Experiment, Result
     from interp_tasks.papers.grokfast.generalisation import generalisation
-    from interp_tasks.papers.matrix_completion.baseline_ood_algorithm import algorithm, baseline, ood
-    from interp_tasks.papers.matrix_completion.copying_decoding_influence import copying, decoding, influence
+    from interp_tasks.papers.matrix_completion.answer_sources import copying, decoding, influence
     from interp_tasks.papers.matrix_completion.embeddings_experiment import embeddings
+    from interp_tasks.papers.matrix_completion.model_versus_methods import algorithm, baseline, ood
     from interp_tasks.papers.matrix_completion.what_moves_first import order
     from interp_tasks.papers.miiii.answers_and_chance import data
     from interp_tasks.papers.miiii.embedding_svd_and_frequencies import weights
     from interp_tasks.papers.miiii.gradient_norms import gradients
-    from interp_tasks.papers.miiii.neuron_images import neurons
+    from interp_tasks.papers.miiii.neurons_experiment import neurons
+    from interp_tasks.papers.miiii.order_correlations import prime_order
     from interp_tasks.papers.miiii.parts_by_prime import primes
     from interp_tasks.papers.miiii.prime_detection import detector
-    from interp_tasks.papers.miiii.prime_order import prime_order
     from interp_tasks.papers.nanda.progress_experiment import progress
 
 __all__ = ["COLUMNS", "Examples", "Experiment", "LoadedCheckpoint", "Options", "Result", "ablation"]
@@ -56,24 +56,22 @@ _HOMES = {
     **{name: f"experiments.{name}_experiment" for name in ("attention", "circuit", "fourier", "llc")},
     **dict.fromkeys(("probe", "lens"), "experiments.probe_and_lens"),
     "generalisation": "papers.grokfast.generalisation",
-    **dict.fromkeys(("algorithm", "baseline", "ood"), "papers.matrix_completion.baseline_ood_algorithm"),
-    **dict.fromkeys(
-        ("copying", "decoding", "influence"), "papers.matrix_completion.copying_decoding_influence"
-    ),
+    **dict.fromkeys(("algorithm", "baseline", "ood"), "papers.matrix_completion.model_versus_methods"),
+    **dict.fromkeys(("copying", "decoding", "influence"), "papers.matrix_completion.answer_sources"),
     "embeddings": "papers.matrix_completion.embeddings_experiment",
     "order": "papers.matrix_completion.what_moves_first",
     "data": "papers.miiii.answers_and_chance",
     "detector": "papers.miiii.prime_detection",
     "gradients": "papers.miiii.gradient_norms",
-    "neurons": "papers.miiii.neuron_images",
-    "prime_order": "papers.miiii.prime_order",
+    "neurons": "papers.miiii.neurons_experiment",
+    "prime_order": "papers.miiii.order_correlations",
     "primes": "papers.miiii.parts_by_prime",
     "weights": "papers.miiii.embedding_svd_and_frequencies",
     "progress": "papers.nanda.progress_experiment",
 }
 _OTHERS = {
     **dict.fromkeys(("COLUMNS", "Experiment", "Result"), "measurement.result"),
-    **dict.fromkeys(("Examples", "Options"), "measurement.experiment_options"),
+    **dict.fromkeys(("Examples", "Options"), "measurement.options_and_examples"),
     **dict.fromkeys(("LoadedCheckpoint", "subjects"), "measurement.loaded_checkpoints"),
 }
 

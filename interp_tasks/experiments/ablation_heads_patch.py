@@ -19,7 +19,6 @@ import typer
 
 from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.head_classes import NO_CLASSES, head_classes_held_out
 from interp_tasks.measurement.head_options_and_edits import (
     ALL,
@@ -58,6 +57,7 @@ from interp_tasks.measurement.option_parsing import (
     parse_positions_or_mask,
     site_has_heads,
 )
+from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import Result, experiment
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def patch(
     if examples.tokens is not None and of_input and source != RESAMPLE:
         raise UserError(f"--source {source}: tokens have no task to name it; write resample or a REF")
     found = resolve_refs(refs, examples)
-    lender = None if of_input else resolve_and_check_sources(source, found, one=True)[0]
+    lender = None if of_input else resolve_and_check_sources(source, found, single=True)[0]
     given = head_specs_to_labels(heads or ALL), parse_positions_or_mask(positions), by_class
     patching = PatchPlan(source, lender, sites, *given)
     notes = [f"Activations come from {patching.source_text}."]

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.head_classes import (
     READ,
     HeadClasses,
@@ -31,6 +30,7 @@ from interp_tasks.measurement.head_classes import (
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import as_list, parse_positions_or_mask
+from interp_tasks.measurement.options_and_examples import Options
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns, value_text
 from interp_tasks.pages import Column, Figure
 
@@ -179,7 +179,7 @@ def score_distribution_rows(found: HeadClasses) -> Iterator[Row]:
     """
     import numpy as np
 
-    from circuits.statistics import LEVEL, percentiles, ratio
+    from circuits.statistics import LEVEL, percentile_bounds, ratio
 
     scores, possible = found.scores, found.possible
     columns = [scores.templates.index(name) for name in possible]
@@ -203,7 +203,7 @@ def score_distribution_rows(found: HeadClasses) -> Iterator[Row]:
             if resampled:
                 # A resample in which the template has no query says nothing of it.
                 known = np.where(np.isneginf(resampled[metric]), np.nan, resampled[metric])[:, None]
-                low, high = percentiles(known, LEVEL)
+                low, high = percentile_bounds(known, LEVEL)
             yield {"metric": metric, **number_columns(value, (low[0], high[0]))}
 
 

@@ -22,10 +22,10 @@ import typer
 from circuits.circuit import read
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_file
-from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs, resolve_refs, source_batch
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import check_choice, check_draws, parse_spans
+from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import Result, Row, cell_writer, experiment, number_columns, value_text
 from interp_tasks.pages import Column, Figure, number
 
@@ -341,14 +341,14 @@ def single_metric(task: Any, name: str) -> Callable[[Any, Any], dict[str, Metric
     return lambda output, batch: {name: task.metrics(output, batch)[name]}
 
 
-def number_with_interval(row: Any, name: str, baseline: float | None = None) -> Row:
+def interval_columns(row: Any, name: str, baseline: float | None = None) -> Row:
     """Returns the columns of a number that a table of ``circuits`` has with its interval."""
     return number_columns(row[name], (row[f"{name}_ci_low"], row[f"{name}_ci_high"]), baseline)
 
 
 def circuit_rows(
     result: Any,
-    total: int,
+    member_count: int,
     search: CircuitSearch,
     circuit: Circuit | None,
     on_finding_half: float | None = None,
@@ -359,15 +359,15 @@ def circuit_rows(
     """
     ends, row = result.baseline.iloc[0], result.frame.iloc[0]
     about = {"variant": CIRCUIT, "intervention": search.method_name, "n": int(ends["n"]), "engine": "naive"}
-    size = {**about, "metric": SIZE, "value": math.nan, "baseline": float(total)}
-    gap = {**about, "metric": GAP, **number_with_interval(ends, "gap")}
+    size = {**about, "metric": SIZE, "value": math.nan, "baseline": float(member_count)}
+    gap = {**about, "metric": GAP, **interval_columns(ends, "gap")}
     value = {**about, "metric": str(ends["metric"]), "value": math.nan, "baseline": ends["clean"]}
     if circuit is None:
         return [size, gap, value]
     rows = [
         {**size, "value": float(search.size_of(circuit))},
-        {**about, "metric": FAITHFULNESS, **number_with_interval(row, "faithfulness", row["random_mean"])},
-        {**value, **number_with_interval(row, "value")},
+        {**about, "metric": FAITHFULNESS, **interval_columns(row, "faithfulness", row["random_mean"])},
+        {**value, **interval_columns(row, "value")},
         gap,
         {**about, "metric": LARGEST_RANDOM, "value": row["random_high"]},
     ]
@@ -386,13 +386,11 @@ def curve_rows(curve: Curve, method: str) -> list[Row]:
     for row in frames[method].to_dict("records"):
         about = {**shared, "variant": f"{TOP}{row['size']}", "n": row["n"]}
         at_random = float(random.get(row["size"], math.nan))
-        rows.append({**about, "metric": FAITHFULNESS, **number_with_interval(row, "faithfulness", at_random)})
-        rows.append(
-            {**about, "metric": row["metric"], **number_with_interval(row, "value"), "baseline": clean}
-        )
+        rows.append({**about, "metric": FAITHFULNESS, **interval_columns(row, "faithfulness", at_random)})
+        rows.append({**about, "metric": row["metric"], **interval_columns(row, "value"), "baseline": clean})
     areas = curve.areas.set_index("ranking")
     for area in AREAS:
-        of_area = number_with_interval(areas.loc[method], area, areas.loc[RANDOM_ORDER, area])
+        of_area = interval_columns(areas.loc[method], area, areas.loc[RANDOM_ORDER, area])
         rows.append({**shared, "variant": CURVE, "n": int(curve.settings["n"]), "metric": area, **of_area})
     return rows
 

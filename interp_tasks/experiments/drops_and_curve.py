@@ -27,9 +27,9 @@ from interp_tasks.checkpoints.drop_detection import final_level, first_index_las
 from interp_tasks.checkpoints.run_reader import stored_steps
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import bootstrap_rows, rank_correlation_interval
-from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, subjects
 from interp_tasks.measurement.option_parsing import as_list
+from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns, tidy_frame
 from interp_tasks.measurement.run_logs import (
     Curve,
@@ -239,7 +239,7 @@ def drops_view_columns(rows: pandas.DataFrame) -> list[Column]:
 
 def drops_figures(result: Result) -> list[Figure]:
     """Returns every curve; its drop, from onset to end, is drawn bold."""
-    from circuits.figures.layout import draw_panels
+    from circuits.figures.panel_grid import draw_panels
 
     curves: Mapping[tuple[str, str], Curve] = result.data["curves"]
     title, prefix = title_and_prefix([*dict.fromkeys(run for run, _ in curves)])
@@ -351,7 +351,7 @@ def curve_view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def curve_figures(result: Result) -> list[Figure]:
     """Returns the curves of each run, its drop bold, and exact accuracies at its stored steps below."""
-    from circuits.figures.layout import draw_panels
+    from circuits.figures.panel_grid import draw_panels
     from circuits.figures.panels import curve as lines
     from circuits.figures.panels import rows_to_series
 

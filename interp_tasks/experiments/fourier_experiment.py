@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import draw_panels
+from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panels import heatmap, spectrum
 from interp_tasks.measurement.activations_in_passes import record_in_passes
-from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs
 from interp_tasks.measurement.measure_checkpoints import MeasuredRows, measure
 from interp_tasks.measurement.option_parsing import THRESHOLD, parse_frequency_rule
+from interp_tasks.measurement.options_and_examples import Options
 from interp_tasks.measurement.result import Result, Row, cell_writer, experiment, merge_rows
 from interp_tasks.pages import Column, Figure
 from interp_tasks.papers.input_grid_and_answers import GridInputs

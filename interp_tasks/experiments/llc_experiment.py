@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import draw_panels
+from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panels import Series, curve, rows_to_series
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import interval_over_runs, mean
-from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, checkpoints_by_run, resolve_refs
 from interp_tasks.measurement.measure_checkpoints import measure
+from interp_tasks.measurement.options_and_examples import Options
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns
 from interp_tasks.pages import Figure
 

@@ -20,10 +20,10 @@ import typer
 from circuits.model.sites import KINDS, Site
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations_in_passes import split_into_passes
-from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import as_list, check_layer, chosen_names, layer_of_site
+from interp_tasks.measurement.options_and_examples import Options
 from interp_tasks.measurement.result import Result, experiment, value_text
 from interp_tasks.measurement.untrained_models import build_untrained as untrained_model
 from interp_tasks.pages import Column, Figure, number

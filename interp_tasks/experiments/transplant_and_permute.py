@@ -17,7 +17,6 @@ import typer
 
 from circuits.model.weight_components import COMPONENTS
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     Refs,
@@ -34,6 +33,7 @@ from interp_tasks.measurement.option_parsing import (
     parse_position_list,
     split_at_commas_or_plus,
 )
+from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import Result, experiment
 from interp_tasks.pages import Figure
 
@@ -150,7 +150,7 @@ def transplanted_names(intervention: Any) -> list[str]:
 
 def transplant_figures(result: Result) -> list[Figure]:
     """Returns with several sources a map per component and metric, receiver by source; else the usual figure."""
-    from circuits.figures.layout import draw_panels, short_names
+    from circuits.figures.panel_grid import draw_panels, short_names
     from circuits.figures.panels import NUMBERED, heatmap
     from interp_tasks.measurement.table_figures import table_figures as usual
 

@@ -121,7 +121,7 @@ def check_grid_spec(spec: Spec, *, yes: bool = False) -> None:
                 resolve(ref)
 
 
-def check_experiment_call(asked: ExperimentSpec) -> None:
+def check_experiment_call(spec: ExperimentSpec) -> None:
     """Refuses an experiment that does not exist, and arguments that it does not take, by calling it on no run."""
     from interp_tasks import experiments
 
@@ -129,31 +129,31 @@ def check_experiment_call(asked: ExperimentSpec) -> None:
     names = sorted(
         each.__name__ for each in functions if {"refs", "runs"} & {*inspect.signature(each).parameters}
     )
-    if asked.name not in names:
-        hint = did_you_mean(asked.name, names)
-        raise UserError(f"no experiment {asked.name!r}: {hint}experiments are {', '.join(names)}")
-    check_step_selectors(asked.at, f"experiment {asked.name}")
-    if asked.at and "runs" in experiment_signature_parameters(asked):
-        raise UserError(f"experiment {asked.name} takes whole runs: leave out at = {list(asked.at)}")
+    if spec.name not in names:
+        hint = did_you_mean(spec.name, names)
+        raise UserError(f"no experiment {spec.name!r}: {hint}experiments are {', '.join(names)}")
+    check_step_selectors(spec.at, f"experiment {spec.name}")
+    if spec.at and "runs" in experiment_signature_parameters(spec):
+        raise UserError(f"experiment {spec.name} takes whole runs: leave out at = {list(spec.at)}")
     try:
         # Experiments look at their arguments before they look for their runs.
-        getattr(experiments, asked.name)([PLACEHOLDER_RUN], **asked.settings)
+        getattr(experiments, spec.name)([PLACEHOLDER_RUN], **spec.settings)
     except (UserError, TypeError) as error:
         if PLACEHOLDER_RUN not in str(error):
-            message = str(error).removeprefix(f"{asked.name}: ")
-            raise UserError(f"experiment {asked.name}: {message}") from None
+            message = str(error).removeprefix(f"{spec.name}: ")
+            raise UserError(f"experiment {spec.name}: {message}") from None
 
 
-def experiment_signature_parameters(asked: ExperimentSpec) -> Mapping[str, inspect.Parameter]:
+def experiment_signature_parameters(spec: ExperimentSpec) -> Mapping[str, inspect.Parameter]:
     from interp_tasks import experiments
 
-    return inspect.signature(getattr(experiments, asked.name)).parameters
+    return inspect.signature(getattr(experiments, spec.name)).parameters
 
 
-def reads_logs_alone(asked: ExperimentSpec) -> bool:
+def reads_logs_alone(spec: ExperimentSpec) -> bool:
     """Returns whether an experiment reads what runs have logged, and no checkpoint."""
-    parameters = experiment_signature_parameters(asked)
-    return "runs" in parameters and not ("stored" in parameters and asked.settings.get("stored", True))
+    parameters = experiment_signature_parameters(spec)
+    return "runs" in parameters and not ("stored" in parameters and spec.settings.get("stored", True))
 
 
 def list_work_units(spec: Spec) -> GridPlan:
@@ -176,30 +176,28 @@ def list_work_units(spec: Spec) -> GridPlan:
     return GridPlan(tuple(trained.values()), tuple(measured.values()))
 
 
-def identify_run_content(run: str, asked: ExperimentSpec) -> dict[str, Any]:
+def identify_run_content(run: str, spec: ExperimentSpec) -> dict[str, Any]:
     """Returns the identity of the part of a run that an experiment reads: trained further, it is another."""
-    if reads_logs_alone(asked):
+    if reads_logs_alone(spec):
         files = [
             log_file(path, name) for path in find_runs(run).values() for name in (METRICS_FILE, CLOCK_FILE)
         ]
         logs = [read_decompressed_log(file) for file in files if file.is_file()]
         return {"run": run, "logs": [size_and_sha256(log)["sha256"] for log in logs]}
-    refs = [f"{run}@{mark}" for mark in asked.at] or [
-        run if is_checkpoint_folder(Path(run)) else f"{run}@all"
-    ]
+    refs = [f"{run}@{mark}" for mark in spec.at] or [run if is_checkpoint_folder(Path(run)) else f"{run}@all"]
     folders = [checkpoint.path for ref in refs for checkpoint in resolve(ref)]
     return {"run": run, "checkpoints": [read_checkpoint_meta(folder)["sha256"] for folder in folders]}
 
 
 def runs_of_each_call(
-    asked: ExperimentSpec, trained: Sequence[str], given: Sequence[str]
+    spec: ExperimentSpec, trained: Sequence[str], given: Sequence[str]
 ) -> list[tuple[str, ...]]:
     """Returns the runs of each call."""
-    if asked.over == "all":
+    if spec.over == "all":
         return [(*trained, *given)]
     families: dict[str, list[str]] = {}
     for run in trained:
-        families.setdefault(run if asked.over == "run" else str(Path(run).parent), []).append(run)
+        families.setdefault(run if spec.over == "run" else str(Path(run).parent), []).append(run)
     return [*map(tuple, families.values()), *((run,) for run in given)]
 
 
@@ -217,7 +215,7 @@ def list_train_units(spec: Spec) -> list[list[TrainUnit]]:
     More steps and a later schedule go on in the same folder, unless the grid compares them: in one block as axes, in
     several by the first of them, which keeps the name that it would have alone.
     """
-    from interp_tasks.training.trainer import model_settings
+    from interp_tasks.training.trainer import parse_model_settings
     from tasks import get
 
     extensions: dict[str, Any] = {}
@@ -233,7 +231,7 @@ def list_train_units(spec: Spec) -> list[list[TrainUnit]]:
             settings = train.model_dump(mode="json")
             content = {
                 "task": {"name": task.name, **task.model_dump(mode="json")},
-                "model": model_settings(task, resolved.model).model_dump(mode="json"),
+                "model": parse_model_settings(task, resolved.model).model_dump(mode="json"),
             }
             varied = {key: values[key] for key in axes}
             kept = {key: value for key, value in settings.items() if key not in ("seed", *GOES_ON)}

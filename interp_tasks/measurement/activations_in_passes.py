@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 TOKENS_PER_PASS = 16384
 
 
-def split_into_passes(tokens: Any, most: int | None = None) -> Sequence[Any]:
+def split_into_passes(tokens: Any, tokens_per_pass: int | None = None) -> Sequence[Any]:
     """Returns tokens ``[batch pos]`` in parts of at most so many tokens (``TOKENS_PER_PASS``), one example at least."""
-    size = max(1, (most or TOKENS_PER_PASS) // tokens.shape[1])
+    size = max(1, (tokens_per_pass or TOKENS_PER_PASS) // tokens.shape[1])
     return [tokens[start : start + size] for start in range(0, len(tokens), size)]
 
 

@@ -153,7 +153,7 @@ def bootstrap_rows(
     """
     import numpy as np
 
-    from circuits.statistics import percentiles, ratio
+    from circuits.statistics import percentile_bounds, ratio
 
     rows = []
     for name, metric in metrics.items():
@@ -163,11 +163,11 @@ def bootstrap_rows(
         pooled = ratio(sums.sum(1), counts.sum(1))
         weights = bootstrap_counts(seed, sums.shape[1])
         resampled = ratio(weights @ sums.T, weights @ counts.T)
-        low, high = percentiles(resampled[:, :1], LEVEL)
+        low, high = percentile_bounds(resampled[:, :1], LEVEL)
         row: dict[str, Any] = {"metric": name, "n": sums.shape[1], "value": pooled[0]}
         row |= {"value_ci_low": low[0], "value_ci_high": high[0]}
         if baselines is not None:
-            low, high = percentiles(resampled[:, :1] - resampled[:, 1:], LEVEL)
+            low, high = percentile_bounds(resampled[:, :1] - resampled[:, 1:], LEVEL)
             row |= {"baseline": pooled[1], "effect": pooled[0] - pooled[1]}
             row |= {"effect_ci_low": low[0], "effect_ci_high": high[0]}
         rows.append(row if sums.shape[1] > 1 else without_intervals(row))

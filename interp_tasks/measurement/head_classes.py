@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from circuits.model.heads import Head
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment_options import DEFAULT_SAMPLES
 from interp_tasks.measurement.head_options_and_edits import resolve_positions_or_mask
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, declared_by_task
 from interp_tasks.measurement.option_parsing import chosen_names
+from interp_tasks.measurement.options_and_examples import DEFAULT_SAMPLES
 
 if TYPE_CHECKING:
     from circuits.patterns import Classes, Following, Movement, Scores

@@ -52,17 +52,17 @@ def parse_edit_options(
 
 
 def make_head_edits(
-    subject: LoadedCheckpoint, mode: str, limits: Mapping[str, Any], chosen: HeadGroups
+    subject: LoadedCheckpoint, mode: str, edit_options: Mapping[str, Any], chosen: HeadGroups
 ) -> dict[str, Intervention]:
     """Returns the edit of each choice of heads, by its label; positions and keys that the examples lack are refused.
 
     Args:
-        limits: as :func:`parse_edit_options` returns them.
+        edit_options: as :func:`parse_edit_options` returns them.
     """
     from circuits import ablate
 
     tokens, seed = subject.tokens, subject.seed
-    keys = resolve_positions_or_mask(subject, limits["keys"], "--keys")
+    keys = resolve_positions_or_mask(subject, edit_options["keys"], "--keys")
     make: Mapping[str, Any] = {
         "uniform": partial(ablate.uniform, keys=keys),
         "mean_pattern": partial(ablate.mean_pattern, reference=tokens),
@@ -70,9 +70,9 @@ def make_head_edits(
         "zero": ablate.zero,
         "mean": partial(ablate.mean, reference=tokens),
         "resample": partial(ablate.resample, source=tokens, seed=seed),
-        "noise": partial(ablate.noise, scale=limits.get("scale", 0.0), seed=seed),
+        "noise": partial(ablate.noise, scale=edit_options.get("scale", 0.0), seed=seed),
     }
-    at = resolve_positions_or_mask(subject, limits["positions"])
+    at = resolve_positions_or_mask(subject, edit_options["positions"])
     return {label: make[mode](heads, positions=at) for label, heads in chosen.items()}
 
 

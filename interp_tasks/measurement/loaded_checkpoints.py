@@ -16,7 +16,7 @@ from interp_tasks.checkpoints.checkpoint_refs import resolve_one_ref
 from interp_tasks.checkpoints.run_reader import check_names_task
 from interp_tasks.devices import check_device
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment_options import DEFAULT_SAMPLES, Examples
+from interp_tasks.measurement.options_and_examples import DEFAULT_SAMPLES, Examples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,10 +124,10 @@ def resolve_refs(
 
 
 def resolve_and_check_sources(
-    source: str | Sequence[str], receivers: Sequence[ResolvedCheckpoint], one: bool = False
+    source: str | Sequence[str], receivers: Sequence[ResolvedCheckpoint], single: bool = False
 ) -> list[ResolvedCheckpoint]:
     """Returns the checkpoints that ``--source`` names, unloaded; they have the architecture of every receiver."""
-    found = [resolve_one_ref(str(source), f"--source {source}")] if one else resolve_refs(source)
+    found = [resolve_one_ref(str(source), f"--source {source}")] if single else resolve_refs(source)
     for lender, each in product(found, receivers):
         theirs, own = lender.meta["model"], each.meta["model"]
         for name in ARCHITECTURE.split():

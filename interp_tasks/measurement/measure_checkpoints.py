@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs, subjects
+from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import RATIO, Result, Row, add_holm_adjustment, tidy_frame
 
 if TYPE_CHECKING:

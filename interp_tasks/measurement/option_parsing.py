@@ -73,10 +73,10 @@ def layer_of_site(site: str) -> int | None:
     return Site.parse(site).layer
 
 
-def check_layer(written: str, layer: int | None, sizes: Any, name: str) -> None:
-    """Refuses a layer, ``written`` as an option with its value, that a model of these sizes does not have."""
+def check_layer(option_text: str, layer: int | None, sizes: Any, name: str) -> None:
+    """Refuses a layer, ``option_text`` as an option with its value, that a model of these sizes does not have."""
     if layer is not None and layer >= sizes.n_layers:
-        raise UserError(f"{written}: {name} has layers 0-{sizes.n_layers - 1}")
+        raise UserError(f"{option_text}: {name} has layers 0-{sizes.n_layers - 1}")
 
 
 def check_draws(draws: int, option: str = "--draws") -> None:
@@ -125,11 +125,11 @@ def check_accuracy_level(level: float) -> None:
         raise UserError(f"--level {level:g}: an accuracy above 0, at most 1")
 
 
-def edit_name(name: str, limits: Mapping[str, Any]) -> str:
+def edit_name(name: str, edit_options: Mapping[str, Any]) -> str:
     """Returns the name of an edit for the table: ``uniform(keys=0,1)``, ``z(source=negated; positions=hidden)``."""
     parts = [
         f"{limit}={given if isinstance(given, (str, int, float)) else ','.join(map(str, given))}"
-        for limit, given in limits.items()
+        for limit, given in edit_options.items()
         if given not in (None, "all")
     ]
     return f"{name}({'; '.join(parts)})" if parts else name

@@ -304,7 +304,7 @@ class Result:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        from circuits.tables import short_table
+        from circuits.table_printing import short_table
 
         # What has no unedited model beside it, such as a drop, has an interval of its own.
         is_compared = "effect" in self.frame and self.frame["effect"].notna().any()

@@ -27,7 +27,7 @@ from interp_tasks.measurement.confidence_intervals import binomial_interval, fin
 from interp_tasks.measurement.result import Row, number_columns
 
 if TYPE_CHECKING:
-    from circuits.figures.layout import Panel
+    from circuits.figures.panel_grid import Panel
     from interp_tasks.checkpoints.run_reader import Steps, Values
 
 #: What is said of a curve, in order.

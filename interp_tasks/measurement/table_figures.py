@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from circuits.figures.layout import Panel, colour_and_symbol, draw_panels
+from circuits.figures.panel_grid import Panel, colour_and_symbol, draw_panels
 from circuits.figures.panels import Series, curve, heatmap, points, rows_to_series
 from interp_tasks.pages import Figure, number
 

@@ -33,8 +33,8 @@ class Embeddings:
         tokens = model.W_E.detach().double().cpu().numpy()
         return cls(tokens, None if positions is None else positions.detach().double().cpu().numpy())
 
-    def rows_of_tokens(self, values: Mapping[int, float]) -> Array:
-        return self.tokens[list(values)]
+    def rows_of_tokens(self, token_ids: Mapping[int, float]) -> Array:
+        return self.tokens[list(token_ids)]
 
 
 def untrained_embeddings(subject: LoadedCheckpoint, draw: int = 0) -> Embeddings | None:

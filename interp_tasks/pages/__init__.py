@@ -172,13 +172,13 @@ class Table:
         return ' class="number"' if any(map(is_number, self.frame[column.key])) else ""
 
 
-def cell_html(column: Column, row: Mapping[str, Any], kind: str) -> str:
+def cell_html(column: Column, row: Mapping[str, Any], class_attribute: str) -> str:
     """Returns a cell with its text, and with the value by which it is sorted."""
     value = row[column.key]
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     # Names may be broken behind their marks; an interval or a number may not.
     shown = re.sub(r"(?<=[/:_=])(?=\S)", "<wbr>", escape(column.shown(row)).replace("&#x27;", "'"))
-    return f'<td{kind} data-value="{"" if missing else escape(str(value))}">{shown}</td>'
+    return f'<td{class_attribute} data-value="{"" if missing else escape(str(value))}">{shown}</td>'
 
 
 def is_number(value: Any) -> bool:
@@ -200,7 +200,7 @@ class Figure:
 
     def html(self, identifier: str) -> str:
         """Returns the figure with heading and caption as HTML; one that cannot be narrow scrolls in a frame."""
-        from circuits.figures.layout import least_readable_width, untitled
+        from circuits.figures.panel_grid import least_readable_width, untitled
 
         # The page says the title itself.
         figure = untitled(self.figure)
@@ -240,7 +240,7 @@ def step_slider(figures: Mapping[str, plotly.graph_objects.Figure]) -> plotly.gr
     Args:
         figures: by what the slider says, such as "step 4,000"; equal but for their numbers and titles of panels.
     """
-    from circuits.figures.layout import untitled
+    from circuits.figures.panel_grid import untitled
 
     drawn = [untitled(figure) for figure in figures.values()]
     whole = drawn[-1]

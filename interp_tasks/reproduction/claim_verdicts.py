@@ -238,9 +238,9 @@ def number_bounds(row: Row, column: str) -> Interval:
     return (float(row["step"] or 0), math.inf) if is_step else (math.nan, math.nan)
 
 
-def ratio_bounds(above: Interval, below: Interval) -> Interval:
+def ratio_bounds(numerator: Interval, denominator: Interval) -> Interval:
     """Returns bounds of a share of another number; infinite where one that is bounded may be negative, or is NaN."""
-    (low, high), (least, most) = above, below
+    (low, high), (least, most) = numerator, denominator
     if not low < high and not least < most:
         value = low / least if least else math.nan
         return value, value

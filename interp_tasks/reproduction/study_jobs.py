@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from interp_tasks.checkpoints.run_reader import stored_steps
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment_options import Progress
+from interp_tasks.measurement.options_and_examples import Progress
 from interp_tasks.pages import package_versions
 from interp_tasks.published import Claim, Paper, Study, read_paper
 from interp_tasks.published.paper_schema import Control
@@ -202,7 +202,7 @@ def perform_job(job: StudyJob, scratch: Path, folder: Path) -> StudyRecord:
     }
     record = StudyRecord(*job.key, job.runs(), study_digest(job.study), made)
     try:
-        frame = run_study_at_every_mark(job) if job.control is None else measure_on_control(job, scratch)
+        frame = study_table_by_mark(job) if job.control is None else measure_on_control(job, scratch)
     except (UserError, TaskError, CircuitsError) as error:
         return replace(record, refused=strip_run_folder(str(error), folder))
     if any(claim.per == "variance" for claim in job.claims):
@@ -215,16 +215,16 @@ def perform_job(job: StudyJob, scratch: Path, folder: Path) -> StudyRecord:
     return replace(record, columns=columns, rows=rows)
 
 
-def rows_read_by_claims(table: Rows, claims: Sequence[Claim], stand_in: bool) -> Rows:
+def rows_read_by_claims(table: Rows, claims: Sequence[Claim], ignore_run_names: bool) -> Rows:
     """Returns the rows of a study's table that claims read: theirs, their divisors', and a row of every run.
 
     Args:
-        stand_in: these runs stand for others, whose names claims ask for.
+        ignore_run_names: these runs stand for others, whose names claims ask for.
     """
     wanted = {id(row) for row in {row["run"]: row for row in reversed(table) if row["draw"] is None}.values()}
     for claim in claims:
         for where in (claim.where, *([claim.divisor()[1]] if isinstance(claim.per, dict) else [])):
-            asked = {key: value for key, value in where.items() if key != "run" or not stand_in}
+            asked = {key: value for key, value in where.items() if key != "run" or not ignore_run_names}
             wanted |= set(map(id, filter_rows(table, asked)))
     return [row for row in table if id(row) in wanted]
 
@@ -244,7 +244,7 @@ def strip_run_folder(text: Any, folder: Path) -> Any:
     return text.replace("zoo:", "").replace(f"{folder.as_posix()}/", "") if isinstance(text, str) else text
 
 
-def run_study_at_every_mark(job: StudyJob) -> pandas.DataFrame:
+def study_table_by_mark(job: StudyJob) -> pandas.DataFrame:
     """Returns a job's table with the rows of a step under every mark of the study that means it.
 
     Experiments run a step once, under the first of its names: in a run that stores few, "onset" may be "pre" as well.
@@ -285,14 +285,14 @@ def measure_on_control(job: StudyJob, scratch: Path) -> pandas.DataFrame:
     return pandas.concat(copies, ignore_index=True)
 
 
-def untrained_run(of: PaperRun, scratch: Path) -> str:
+def untrained_run(run: PaperRun, scratch: Path) -> str:
     """Returns a folder with the model of a run before its first step: the same settings, no steps.
 
     It is made once and stays in ``scratch``, as nearly every study of a run asks for it.
     """
     from interp_tasks.training.trainer import train_resolved
 
-    out = scratch / of.run.name / f"seed-{of.seed}"
+    out = scratch / run.run.name / f"seed-{run.seed}"
     if not out.exists():
-        train_resolved(config_of_run(of.run), out, seed=of.seed, steps=0)
+        train_resolved(config_of_run(run.run), out, seed=run.seed, steps=0)
     return out.as_posix()

@@ -24,14 +24,14 @@ from interp_tasks.checkpoints.run_writer import config_differences, format_diffe
 from interp_tasks.devices import check_device
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.file_io import acquire_folder_lock, atomic_write, write_files_together
-from interp_tasks.measurement.experiment_options import Progress
+from interp_tasks.measurement.options_and_examples import Progress
 from interp_tasks.pages import Figure, Page, Table, Text, package_versions
 from interp_tasks.search.search_plan import LAST, Direction, Scalar, SearchPlan, representative_values
 from interp_tasks.setting_parsing import import_file
 from interp_tasks.text_formatting import one_line, pluralise
 from interp_tasks.training.config import ResolvedConfig
-from interp_tasks.training.trainer import check_precision, model_settings, train_resolved
-from interp_tasks.workers import executor_for_jobs
+from interp_tasks.training.trainer import check_precision, parse_model_settings, train_resolved
+from interp_tasks.worker_pool import executor_for_jobs
 from tasks import get
 from tasks.base import Task
 from tasks.errors import TaskError
@@ -232,7 +232,7 @@ def train_trial(
 def build_task_and_settings(resolved: ResolvedConfig) -> tuple[Task, ModelSettings]:
     """Returns the task and the architecture of a configuration."""
     task = get(resolved.task_name, **resolved.task)
-    return task, model_settings(task, resolved.model)
+    return task, parse_model_settings(task, resolved.model)
 
 
 def resolve_objective(plan: SearchPlan, task: Task) -> tuple[str, Direction]:

@@ -202,7 +202,7 @@ class ResolvedConfig:
     train: TrainConfig
 
 
-def train_config(values: Mapping[str, Any]) -> TrainConfig:
+def parse_train_config(values: Mapping[str, Any]) -> TrainConfig:
     """Returns a validated :class:`TrainConfig`."""
     try:
         return TrainConfig(**values)
@@ -236,7 +236,7 @@ def resolve_config(
         if not dot or section not in SECTIONS or not name:
             raise UserError(f"no setting {key!r}: keys start with task., model. or train., as in train.steps")
         sections[section][name] = parse_setting_value(text, is_list=key in lists)
-    train = train_config(sections["train"])
+    train = parse_train_config(sections["train"])
     return ResolvedConfig(task_name, preset, sections["task"], sections["model"], train)
 
 

@@ -15,7 +15,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import FusedForward
 from interp_tasks.training.observers_and_clock import check_observed
-from interp_tasks.training.trainer import model_settings, prepare_model
+from interp_tasks.training.trainer import parse_model_settings, prepare_model
 from interp_tasks.training.training_loop import whole_train_split
 from tasks.base import Batch, Split, Task
 from tasks.model_settings import ModelSettings
@@ -84,7 +84,7 @@ def cost(
         TaskError: as ``train`` does.
     """
     if not isinstance(settings, ModelSettings):
-        settings = model_settings(task, settings or {})
+        settings = parse_model_settings(task, settings or {})
     config = config or TrainConfig()
     model, _ = prepare_model(task, settings, config, "cpu")
     check_observed(config.observe, model)

@@ -22,8 +22,8 @@ from interp_tasks.training.config import (
     SCHEDULE,
     ResolvedConfig,
     TrainConfig,
+    parse_train_config,
     read_task_presets,
-    train_config,
 )
 from interp_tasks.training.observers_and_clock import Observer
 from interp_tasks.training.run_provenance import run_provenance
@@ -87,7 +87,7 @@ def train(
     with reproducible_run(config):
         loop = TrainingLoop(task, model, config, device, observers, progress)
         info = run_provenance(task, config, preset, device) | loop.run_json_record()
-        schedule = LearningRateSchedule(SCHEDULE, lambda train: train_config(train).learning_rate_at)
+        schedule = LearningRateSchedule(SCHEDULE, lambda train: parse_train_config(train).learning_rate_at)
         defaults = {"train": TrainConfig().model_dump(mode="json")}
         with RunFolder.open(out, described, info, defaults=defaults, schedule=schedule) as folder:
             loop.run(folder, stop)
@@ -161,13 +161,13 @@ def resolve_settings(
     if isinstance(task, str):
         task = get(name, **sections.get("task", {}))
     if not isinstance(settings, ModelSettings):
-        settings = model_settings(task, {**sections.get("model", {}), **(settings or {})})
+        settings = parse_model_settings(task, {**sections.get("model", {}), **(settings or {})})
     if not isinstance(config, TrainConfig):
-        config = train_config({**sections.get("train", {}), **(config or {})})
+        config = parse_train_config({**sections.get("train", {}), **(config or {})})
     return task, settings, config
 
 
-def model_settings(task: Task, values: Mapping[str, Any]) -> ModelSettings:
+def parse_model_settings(task: Task, values: Mapping[str, Any]) -> ModelSettings:
     """Returns validated architecture settings of a task."""
     try:
         return task.Model(**values)

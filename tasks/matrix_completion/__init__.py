@@ -1,8 +1,8 @@
 """Matrix completion (Gopalani, Lubana, Hu 2024, arXiv 2410.22244)."""
 
-from tasks.matrix_completion.attention_templates import hide_rows
+from tasks.matrix_completion.attention_templates import mask_hiding_rows
 from tasks.matrix_completion.autoregressive import AutoregressiveCompletion, AutoregressiveModelSettings
-from tasks.matrix_completion.low_rank_fill_methods import unrecoverable
+from tasks.matrix_completion.low_rank_fill_methods import unrecoverable_entries
 from tasks.matrix_completion.task import (
     MatrixCompletion,
     MatrixCompletionSizes,
@@ -11,5 +11,5 @@ from tasks.matrix_completion.task import (
 )
 
 __all__ = ["AutoregressiveCompletion", "AutoregressiveModelSettings", "MatrixCompletion"]
-__all__ += ["MatrixCompletionSizes", "MatrixModelSettings", "freeze_mask_embedding", "hide_rows"]
-__all__ += ["unrecoverable"]
+__all__ += ["MatrixCompletionSizes", "MatrixModelSettings", "freeze_mask_embedding", "mask_hiding_rows"]
+__all__ += ["unrecoverable_entries"]

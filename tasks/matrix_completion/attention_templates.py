@@ -123,10 +123,10 @@ def longest_column_run(observed: Bool[Tensor, "batch pos"], n: int, m: int) -> B
     return inside.flatten(1)
 
 
-def hide_rows(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:
+def mask_hiding_rows(n: int, m: int, kept: Mapping[int, int | None]) -> tuple[str, ...]:
     """Returns a ``mask`` that hides whole rows but for one entry each: row -> column kept, or ``None``.
 
-    ``hide_rows(7, 7, {3: 1, 6: 5})`` is the example of the authors' code (rows 4 and 7 of 7, counted from 1).
+    ``mask_hiding_rows(7, 7, {3: 1, 6: 5})`` is the example of the authors' code (rows 4 and 7 of 7, counted from 1).
     """
     for i, j in kept.items():
         if not 0 <= i < n or (j is not None and not 0 <= j < m):
@@ -143,9 +143,9 @@ def named_masks(n: int, m: int) -> dict[str, tuple[str, ...]]:
     """
     if min(n, m) < 3:
         return {}
-    columns = hide_rows(m, n, {(m - 1) // 2: 1, m - 1: n - 2})
+    columns = mask_hiding_rows(m, n, {(m - 1) // 2: 1, m - 1: n - 2})
     return {
-        "rows": hide_rows(n, m, {(n - 1) // 2: 1, n - 1: m - 2}),
+        "rows": mask_hiding_rows(n, m, {(n - 1) // 2: 1, n - 1: m - 2}),
         "columns": tuple(map("".join, zip(*columns, strict=True))),
     }
 

@@ -35,7 +35,7 @@ def has_anchor(values: Values, hidden: Mask) -> Mask:
     return known @ usable.mT @ known > 0
 
 
-def unrecoverable(hidden: Bool[Tensor, "batch rows columns"]) -> Bool[Tensor, "batch rows columns"]:
+def unrecoverable_entries(hidden: Bool[Tensor, "batch rows columns"]) -> Bool[Tensor, "batch rows columns"]:
     """Tells which hidden entries of a generic rank-1 matrix no method can infer.
 
     Observed entries are the edges of a graph between rows and columns; X_ij = u_i v_j follows from the

@@ -30,7 +30,7 @@ from tasks.matrix_completion.low_rank_fill_methods import (
     fill_by_rank1_ratio,
     gradient_descent,
     has_anchor,
-    unrecoverable,
+    unrecoverable_entries,
 )
 from tasks.matrix_completion.matrix_task_base import MASK_ID, MatrixTask, sum_count_by_mask
 from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, solve_by_cvxpy
@@ -211,7 +211,7 @@ class MatrixCompletion(MatrixTask):
         if self.rank > 1:
             return {"hidden": hidden}
         values, cells = self._matrices_and_hidden(batch)
-        lost = unrecoverable(cells).flatten(1)
+        lost = unrecoverable_entries(cells).flatten(1)
         recoverable, near = hidden & ~lost, has_anchor(values.nan_to_num(), cells).flatten(1)
         return {
             "recoverable": recoverable,

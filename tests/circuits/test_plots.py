@@ -9,7 +9,7 @@ import torch
 from circuits import CircuitsError, ablate, heads, plots, sweep
 from circuits.figures import results
 from circuits.figures.export import MISSING
-from circuits.figures.layout import TITLE_HEIGHT_KEY
+from circuits.figures.panel_grid import TITLE_HEIGHT_KEY
 
 FEW = {"draws": 30, "flips": 30}
 

@@ -11,9 +11,9 @@ from circuits.statistics import (
     bootstrap_ratios,
     holm_adjusted,
     p_value_floor_notes,
-    percentiles,
+    percentile_bounds,
     sign_flip_p_values,
-    summarise,
+    summary_columns,
 )
 
 
@@ -38,7 +38,7 @@ def test_bootstrap_resamples_examples_and_recomputes_the_ratio(data):
 
 
 def test_intervals_are_percentiles_of_paired_resamples(data):
-    found = summarise(*data, seed=3, draws=500, flips=100, level=0.9)
+    found = summary_columns(*data, seed=3, draws=500, flips=100, level=0.9)
     draws = bootstrap_ratios(*data, seed=3, draws=500)
     changes, ratios = draws - draws[:, :1], draws / draws[:, :1]
     for name, drawn in {"value": draws, "effect": changes, "ratio": ratios}.items():
@@ -48,14 +48,14 @@ def test_intervals_are_percentiles_of_paired_resamples(data):
     # An edit that adds the same to every entry, or doubles it, has an effect or a ratio without spread.
     (sums, *_), (counts, *_) = data
     given = np.stack([sums, sums + 0.5 * counts, 2 * sums]), np.stack([counts] * 3)
-    paired = summarise(*given, seed=3, draws=500, flips=1, level=0.9)
+    paired = summary_columns(*given, seed=3, draws=500, flips=1, level=0.9)
     np.testing.assert_allclose([paired["effect_ci_low"][1], paired["effect_ci_high"][1]], 0.5)
     np.testing.assert_allclose([paired["ratio"][2], paired["ratio_ci_low"][2], paired["ratio_ci_high"][2]], 2)
     assert paired["value_ci_high"][1] - paired["value_ci_low"][1] > 0.1
     # Nothing can be said in multiples of an error of zero, nor of one example.
-    none = summarise(np.array([[0.0, 0], [1, 2]]), np.ones((2, 2)), seed=0, draws=9, flips=1, level=0.9)
+    none = summary_columns(np.array([[0.0, 0], [1, 2]]), np.ones((2, 2)), seed=0, draws=9, flips=1, level=0.9)
     assert np.isnan([none["ratio"][1], none["ratio_ci_low"][1], none["ratio_ci_high"][1]]).all()
-    one = summarise(np.array([[1.0], [3.0]]), np.ones((2, 1)), seed=0, draws=9, flips=1, level=0.9)
+    one = summary_columns(np.array([[1.0], [3.0]]), np.ones((2, 1)), seed=0, draws=9, flips=1, level=0.9)
     assert one["ratio"][1] == 3
     assert np.isnan([one["ratio_ci_low"][1], one["ratio_ci_high"][1]]).all()
 
@@ -68,7 +68,7 @@ def test_ratios_of_a_baseline_near_zero_have_no_interval_that_misses_them(base, 
     for trial in range(trials):
         values = rng.normal(base, 1, 30)
         sums = np.stack([values, 0.5 * values + rng.normal(edited - 0.5 * base, 0.8, 30)])
-        found = summarise(sums, counts, seed=trial, draws=300, flips=1, level=0.95)
+        found = summary_columns(sums, counts, seed=trial, draws=300, flips=1, level=0.95)
         misses += not (
             np.isnan(found["ratio_ci_low"][1])
             or found["ratio_ci_low"][1] <= edited / base <= found["ratio_ci_high"][1]
@@ -79,7 +79,7 @@ def test_ratios_of_a_baseline_near_zero_have_no_interval_that_misses_them(base, 
 
 def test_a_ratio_that_no_resample_changes_is_known_beside_a_baseline_that_may_be_zero():
     sums = np.array([[1.0, -1, 2, -2.5], [0.3, -0.3, 0.6, -0.75], [1, -1, 2, -2.5], [2, 2, 2, 2]])
-    found = summarise(sums, np.ones((4, 4)), seed=0, draws=200, flips=1, level=0.95)
+    found = summary_columns(sums, np.ones((4, 4)), seed=0, draws=200, flips=1, level=0.95)
     assert found["value_ci_low"][0] < 0 < found["value_ci_high"][0]
     np.testing.assert_allclose(found["ratio"], [1, 0.3, 1, -16])
     for bound in (found["ratio_ci_low"], found["ratio_ci_high"]):
@@ -104,7 +104,7 @@ def test_exact_swaps_on_ratios():
 
 def test_counts_of_zero():
     sums, counts = np.zeros((2, 5)), np.zeros((2, 5))
-    found = summarise(sums, counts, seed=0, draws=20, flips=40, level=0.95)
+    found = summary_columns(sums, counts, seed=0, draws=20, flips=40, level=0.95)
     for array in (
         found["value"],
         found["value_ci_low"],
@@ -114,7 +114,7 @@ def test_counts_of_zero():
     ):
         assert np.isnan(array).all()
     counts[:, 2], sums[:, 2] = 1.0, [0.5, 0.75]
-    found = summarise(sums, counts, seed=0, draws=200, flips=40, level=0.95)
+    found = summary_columns(sums, counts, seed=0, draws=200, flips=40, level=0.95)
     np.testing.assert_allclose(found["value"], [0.5, 0.75])
     np.testing.assert_allclose([found["value_ci_low"][1], found["value_ci_high"][1]], 0.75)
     assert found["p_value"][1] == 1
@@ -130,7 +130,7 @@ def test_percentiles_are_those_of_numpy_without_nan(draws, level):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that all are NaN
         expected = np.nanquantile(resampled, [(1 - level) / 2, (1 + level) / 2], axis=1)
-    np.testing.assert_array_equal(percentiles(resampled, level), expected)
+    np.testing.assert_array_equal(percentile_bounds(resampled, level), expected)
 
 
 def test_holm_by_hand():

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from circuits.tables import short_table
+from circuits.table_printing import short_table
 
 
 def test_one_that_is_too_wide_stands_in_parts_that_tell_the_rows_apart(monkeypatch):

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from circuits.snapshots_and_positions import Snapshot
+from circuits.frozen_tensors_and_positions import Snapshot
 
 
 def test_what_has_changed_in_between_is_copied_anew():

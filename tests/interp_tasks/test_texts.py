@@ -28,7 +28,7 @@ def test_every_control_and_no_other_character_is_spelled_out(keep):
 @given(st.text())
 def test_json_comes_back_whole(text):
     written = json.dumps([text], ensure_ascii=False)
-    shown = escape_control_characters(written, keep=LAYOUT, json=True)
+    shown = escape_control_characters(written, keep=LAYOUT, as_json=True)
     assert json.loads(shown) == [text]
     assert not set(shown) & {*CONTROLS, *BIDI} - {*LAYOUT}
 

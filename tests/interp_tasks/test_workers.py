@@ -13,7 +13,7 @@ import pytest
 PARENT = """
 import os, sys, time
 from interp_tasks.cli.terminal import run_for_exit_code
-from interp_tasks.workers import worker_pool
+from interp_tasks.worker_pool import worker_pool
 
 def work():
     with worker_pool(2) as pool:

@@ -17,7 +17,7 @@ from interp_tasks.cli import main
 from interp_tasks.experiments import drops
 from interp_tasks.grid_spec import recipe_names, runs_shipped_by_recipe
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.trainer import model_settings
+from interp_tasks.training.trainer import parse_model_settings
 from interp_tasks.zoo.shipped_runs_table import shipped_run_rows
 
 #: What people open ships with weights, all else as logs and records.
@@ -45,8 +45,8 @@ def test_every_run_has_the_config_and_checkpoints_of_its_recipe():
         stored, task = read_run(run)["config"], tasks.get(resolved.task_name, **resolved.task)
         assert resolved.train == TrainConfig(**stored["train"]), name
         assert {"name": task.name, **task.model_dump(mode="json")}.items() >= stored["task"].items(), name
-        model = model_settings(task, resolved.model).model_dump(mode="json")
-        assert model == model_settings(task, stored["model"]).model_dump(mode="json"), name
+        model = parse_model_settings(task, resolved.model).model_dump(mode="json")
+        assert model == parse_model_settings(task, stored["model"]).model_dump(mode="json"), name
         steps = stored_steps(run)
         asked = resolved.train.checkpoint_steps(task.published_steps) if "all" in shipment.at else shipment.at
         assert len(steps) == len(asked), name

@@ -23,7 +23,7 @@ from interp_tasks.text_formatting import format_bytes, format_duration, format_f
 if TYPE_CHECKING:
     from interp_tasks.grid_spec import Spec
     from interp_tasks.grids import GridRun
-    from interp_tasks.measurement.experiment_options import Progress
+    from interp_tasks.measurement.options_and_examples import Progress
 
 
 IMPORTS = typer.Option("--import", metavar="FILE.py", help="Import a file that registers tasks. Repeatable.")
@@ -57,7 +57,7 @@ def grid(
     """
     from interp_tasks import grids
     from interp_tasks.grid_spec import name_file_in_errors, read_grid_spec, recipe_file
-    from interp_tasks.grids.run_and_tabulate import count_executor_slots
+    from interp_tasks.grids.grid_run_and_table import count_executor_slots
     from interp_tasks.grids.work_units import check_grid_spec
 
     if rate is not None and not dry_run:
@@ -84,7 +84,7 @@ def grid(
 
 def write_and_show_grid(done: GridRun, format: str, quiet: bool) -> None:
     """Writes and prints what a grid has found, and says what failed."""
-    from interp_tasks.grids.run_and_tabulate import grid_result
+    from interp_tasks.grids.grid_run_and_table import grid_result
 
     result = grid_result(done)
 
@@ -109,7 +109,7 @@ def status_and_cost_rows(
     spec: Spec, folder: Path, rate: float | None, progress: Progress | None
 ) -> list[dict[str, Any]]:
     """Returns for every unit its state and what it would take, which is the same for all seeds of a configuration."""
-    from interp_tasks.grids.run_and_tabulate import settled_records
+    from interp_tasks.grids.grid_run_and_table import settled_records
     from interp_tasks.grids.work_units import TrainUnit, list_work_units
     from interp_tasks.training.cost import cost
     from tasks import get

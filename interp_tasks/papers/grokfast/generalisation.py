@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from circuits.figures.layout import draw_panels
+from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panels import Series, curve
 from interp_tasks.checkpoints.drop_detection import final_level
 from interp_tasks.errors import UserError

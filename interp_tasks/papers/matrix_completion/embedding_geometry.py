@@ -62,7 +62,7 @@ def pairwise_distances(points: Array) -> Array:
     return found
 
 
-def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
+def silhouette(distances: Array, labels: NDArray[np.int64]) -> float:
     """Returns mean silhouette (Rousseeuw 1987) of clusters ``labels`` 0, 1, ... of points with these distances.
 
     (b − a) / max(a, b) of each point: a its mean distance to the others of its cluster, b to the nearest other
@@ -70,7 +70,7 @@ def silhouette(apart: Array, labels: NDArray[np.int64]) -> float:
     """
     members = np.eye(labels.max() + 1)[labels]
     sizes = members.sum(0)
-    sums = apart @ members
+    sums = distances @ members
     cluster_sizes = sizes[labels]
     inside = sums[np.arange(len(labels)), labels] / np.maximum(cluster_sizes - 1, 1)
     means = sums / sizes
@@ -175,19 +175,19 @@ def token_metrics(
 
 def token_rows(
     values: Mapping[int, float],
-    tables: Embeddings,
-    other: Embeddings | None,
-    end: Embeddings | None,
+    embeddings: Embeddings,
+    untrained: Embeddings | None,
+    last_embeddings: Embeddings | None,
     seed: int,
 ) -> Iterator[Row]:
     """Yields rows of the token embeddings, beside those of an untrained model."""
 
     def measured(of: Embeddings) -> dict[str, tuple[str, Array]]:
-        last = None if end is None else end.rows_of_tokens(values)
+        last = None if last_embeddings is None else last_embeddings.rows_of_tokens(values)
         return token_metrics(np.array(list(values.values())), of.rows_of_tokens(values), last, seed)
 
-    baseline = {} if other is None else measured(other)
-    for metric, (about, value) in measured(tables).items():
+    baseline = {} if untrained is None else measured(untrained)
+    for metric, (about, value) in measured(embeddings).items():
         row = {"variant": "tokens", "site": "embed", "n": len(values), "intervention": about}
         beside = float(baseline[metric][1][0]) if metric in baseline else None
         yield {**row, "metric": metric, **number_columns(value[0], percentile_interval(value[1:]), beside)}

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from circuits.figures.layout import SEQUENTIAL, Panel, draw_panels
+from circuits.figures.panel_grid import SEQUENTIAL, Panel, draw_panels
 from circuits.figures.panels import points as marks
 from circuits.figures.panels import rows_to_series
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     Refs,
@@ -22,6 +21,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     resolve_refs,
 )
 from interp_tasks.measurement.measure_checkpoints import measure
+from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import Result, Row, experiment
 from interp_tasks.measurement.token_and_position_embeddings import WEIGHTS, Embeddings, untrained_embeddings
 from interp_tasks.pages import Figure

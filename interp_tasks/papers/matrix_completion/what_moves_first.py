@@ -19,7 +19,6 @@ from interp_tasks.measurement.confidence_intervals import (
     percentile_interval,
     sums_and_counts,
 )
-from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     checkpoints_by_run,
@@ -27,6 +26,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
     resolve_refs,
 )
 from interp_tasks.measurement.measure_checkpoints import measure
+from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns
 from interp_tasks.measurement.token_and_position_embeddings import Embeddings
 
@@ -92,9 +92,9 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     return replace(result, notes=NOTES)
 
 
-def group_by_run(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
+def group_by_run(checkpoints: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
     """Returns the checkpoints of each run, by ascending step."""
-    runs = checkpoints_by_run(named)
+    runs = checkpoints_by_run(checkpoints)
     for several in runs.values():
         if len(several) < 4:
             run = several[0].run_name or several[0].label
@@ -102,12 +102,12 @@ def group_by_run(named: Sequence[ResolvedCheckpoint]) -> dict[str, list[Resolved
     return runs
 
 
-def step_nearest_to_pre(run: str, named: Sequence[ResolvedCheckpoint]) -> int:
+def step_nearest_to_pre(run: str, checkpoints: Sequence[ResolvedCheckpoint]) -> int:
     """Returns the chosen step that is nearest to the run's ``@pre``."""
     from interp_tasks.checkpoints.steps_around_drop import find_marks
 
-    pre = find_marks(run, named[0].run_name)["pre"]
-    return min((one.step for one in named), key=lambda step: abs(step - pre))
+    pre = find_marks(run, checkpoints[0].run_name)["pre"]
+    return min((one.step for one in checkpoints), key=lambda step: abs(step - pre))
 
 
 def drop_metric_name(subject: LoadedCheckpoint) -> str:

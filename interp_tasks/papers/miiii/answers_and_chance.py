@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from circuits.figures.layout import draw_panels
+from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panels import heatmap
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.result import Result, Row, experiment, tidy_frame

@@ -19,9 +19,9 @@ from interp_tasks.measurement.confidence_intervals import (
     percentile_interval,
     weighted_correlation,
 )
-from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, path_of_run, resolve_refs
 from interp_tasks.measurement.measure_checkpoints import measure
+from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns
 from interp_tasks.measurement.token_and_position_embeddings import WEIGHTS, Embeddings, untrained_embeddings
 from interp_tasks.papers.input_grid_and_answers import GridInputs
@@ -233,7 +233,7 @@ def true_and_shuffled_norms(table: Array, draws: int, seed: int) -> Array:
     import numpy as np
     import torch
 
-    from interp_tasks.papers.miiii.neuron_frequencies import relabelled_powers
+    from interp_tasks.papers.miiii.active_frequencies import relabelled_powers
 
     rng = np.random.default_rng([seed, 5])
     orders = [np.arange(len(table)), *(rng.permutation(len(table)) for _ in range(draws))]

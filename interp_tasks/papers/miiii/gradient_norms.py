@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import draw_panels
+from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panels import heatmap
 from interp_tasks.checkpoints.run_reader import read_metrics
 from interp_tasks.errors import UserError

@@ -10,10 +10,10 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations_in_passes import record_in_passes
-from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import check_draws
+from interp_tasks.measurement.options_and_examples import Options
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns
 from interp_tasks.papers.input_grid_and_answers import AnswerOnGrid, GridInputs
 
@@ -249,12 +249,12 @@ def mean_of_finite(values: Array) -> float:
 
 
 def row_with_control(
-    tensor: TensorValues, variant: str, what: str, metric: str, value: float, control: Array | None = None
+    tensor: TensorValues, variant: str, part: str, metric: str, value: float, control: Array | None = None
 ) -> Row:
     """Returns a row of the table; with a control, its mean, the difference, and the 95% range of its draws."""
     import numpy as np
 
-    about: Row = {"variant": variant, "intervention": f"{what}: {tensor.label}", "metric": metric}
+    about: Row = {"variant": variant, "intervention": f"{part}: {tensor.label}", "metric": metric}
     about |= {"site": tensor.site, "layer": tensor.layer, "position": tensor.position}
     about |= {"split": "grid", "n": len(tensor.values), "engine": "naive"}
     if control is None or not np.isfinite(control).any():

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import SPLITS
+from interp_tasks.measurement.options_and_examples import Options
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def precision_recall_rows(
     """Yields rows about numbers ``[number]`` and the remainders that a model gives them, ``[number modulus]``."""
     import numpy as np
 
-    from circuits.statistics import percentiles, ratio
+    from circuits.statistics import percentile_bounds, ratio
     from tasks.modular_arithmetic import primes_below
 
     right = n[:, None] % moduli
@@ -104,8 +104,8 @@ def precision_recall_rows(
             sums = np.stack([called & truth, exact & truth]).astype(float)
             counts = np.stack(among).astype(float)
             resampled = resampled_ratios(sums, counts, seed)
-            (low, _), (high, _) = percentiles(resampled, 0.95)
-            (below,), (above,) = percentiles(resampled[:, :1] - resampled[:, 1:], 0.95)
+            (low, _), (high, _) = percentile_bounds(resampled, 0.95)
+            (below,), (above,) = percentile_bounds(resampled[:, :1] - resampled[:, 1:], 0.95)
             value, baseline = ratio(sums.sum(1), counts.sum(1))
             columns = number_columns(value, (low, high), baseline, (below, above))
             yield {"metric": f"{measure_of} for {name}", **columns}

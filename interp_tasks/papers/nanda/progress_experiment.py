@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.figures.layout import Panel, draw_panels
+from circuits.figures.panel_grid import Panel, draw_panels
 from circuits.figures.panels import Series, curve, spectrum
-from interp_tasks.measurement.experiment_options import Examples, Options
 from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     checkpoints_by_run,
@@ -30,6 +29,7 @@ from interp_tasks.measurement.loaded_checkpoints import (
 )
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import RULES, as_list, parse_frequency_rule, select_kinds
+from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import Result, Row, experiment, merge_rows
 from interp_tasks.pages import Column, Figure, number
 from interp_tasks.papers import nanda as words
@@ -108,7 +108,7 @@ class RunProgress:
     def rows(self, subject: LoadedCheckpoint, on_grid: GridModel, kinds: Sequence[str]) -> Iterator[Row]:
         """Yields the rows of one checkpoint; of the last one its mechanism and the run's phases too."""
         from interp_tasks.papers.nanda import progress_measures
-        from interp_tasks.papers.nanda.phases_by_train_and_test_loss import phase_rows
+        from interp_tasks.papers.nanda.grokking_phases import phase_rows
 
         answers = on_grid.inputs.answers
         rows: list[Row] = []
@@ -287,7 +287,7 @@ def figures(result: Result) -> list[Figure]:
 
 def training_panels(name: str, curves: Curves) -> Iterator[Panel]:
     """Yields the losses of each answer, Gini coefficients and weights of a run with several checkpoints."""
-    from interp_tasks.papers.nanda.phases_by_train_and_test_loss import phase_boundaries
+    from interp_tasks.papers.nanda.grokking_phases import phase_boundaries
 
     def lines(
         series: Mapping[str, Mapping[int, float]], title: str, y: str, least: float = -math.inf, **panel: Any

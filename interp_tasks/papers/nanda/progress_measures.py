@@ -27,7 +27,7 @@ from circuits.fourier import (
 from circuits.fourier_waves import cos_sin
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations_in_passes import record_in_passes
-from interp_tasks.measurement.experiment_options import read_npy
+from interp_tasks.measurement.options_and_examples import read_npy
 from interp_tasks.measurement.result import Row
 from interp_tasks.papers.input_grid_and_answers import AnswerOnGrid, GridInputs
 from interp_tasks.papers.nanda import (
@@ -89,13 +89,13 @@ class GridModel:
         """Returns the position where the output is read."""
         return int(self.inputs.task.read_positions[-1])
 
-    def run(self, edits: Callable[[slice], Sequence[Any]], first: int | None = None) -> Tensor:
+    def run(self, edits: Callable[[slice], Sequence[Any]], input_count: int | None = None) -> Tensor:
         """Returns the output ``[input output]`` under the edits that are made for each slice of the inputs.
 
         Args:
-            first: run on so many inputs alone.
+            input_count: run on so many inputs alone.
         """
-        tokens, parts = self.inputs.tokens[:first].to(next(self.model.parameters()).device), []
+        tokens, parts = self.inputs.tokens[:input_count].to(next(self.model.parameters()).device), []
         for start in range(0, len(tokens), INPUTS_PER_PASS):
             rows = slice(start, min(start + INPUTS_PER_PASS, len(tokens)))
             parts.append(run(self.model, tokens[rows], *edits(rows))[:, self.read_position].double().cpu())
@@ -305,7 +305,7 @@ def project_w_l_on_waves(
 # ---- frequencies removed
 
 
-def neurons_to_logits(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor], Tensor]]:
+def engine_and_neuron_map(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor], Tensor]]:
     """Returns an engine, and its function from neurons ``[input neuron]`` to the logits of some classes.
 
     ``linear`` where logits change by just what W_L makes of a change of the neurons; ``naive``, the whole model, where
@@ -336,7 +336,7 @@ def frequency_removal_rows(on_grid: GridModel, answer: AnswerOnGrid, keys: Seque
     """Yields losses with frequencies of the neurons, or of the logits, removed or kept."""
     total, sizes = answer.sum, on_grid.inputs.grid.sizes
     values, logits = on_grid.neurons.double(), on_grid.logits[:, answer.classes]
-    engine, logits_of = neurons_to_logits(on_grid)
+    engine, logits_of = engine_and_neuron_map(on_grid)
 
     def edited_neuron_rows(name: str, edited: Tensor, variant: str | None = None) -> Iterator[Row]:
         about: dict[str, Any] = {"engine": engine, "site": "mlp_post", "variant": variant}

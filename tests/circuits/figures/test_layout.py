@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from circuits.figures.layout import BAR, NARROWEST, draw_panels, least_readable_width
+from circuits.figures.panel_grid import BAR, NARROWEST, draw_panels, least_readable_width
 from circuits.figures.panels import Series, bars, curve, heatmap, points, spectrum
 
 

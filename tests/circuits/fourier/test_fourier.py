@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from circuits import fourier
+from circuits.frozen_tensors_and_positions import Snapshot
 from circuits.interventions.fitted_removal import fourier_functions
-from circuits.snapshots_and_positions import Snapshot
 
 PERIODS = [1, 2, 3, 8, 13, 113]
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from circuits import ablate, draws, edit, permute, run, sweep
-from circuits.statistics import summarise
+from circuits.statistics import summary_columns
 
 
 def metric(output):
@@ -45,7 +45,7 @@ def test_a_row_for_each_draw_and_one_that_pools_them(causal, tokens, other_token
         sums, counts = (np.stack([pair[at].double().numpy() for pair in pairs]) for at in (0, 1))
         # One more series, by hand: in each example the mean draw.
         sums, counts = (np.concatenate([x, x[1:].mean(0, keepdims=True)]) for x in (sums, counts))
-        expected = summarise(sums, counts, seed=0, draws=1000, flips=9999, level=0.95)
+        expected = summary_columns(sums, counts, seed=0, draws=1000, flips=9999, level=0.95)
         rows = result.frame[(result.frame["metric"] == name) & (result.frame["variant"] == "many")]
         assert rows["draw"].isna().tolist() == [True] + [False] * 4
         for column, values in (

@@ -13,8 +13,8 @@ from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.experiments.circuit_experiment import metrics_to_test_and_rank, split_halves
-from interp_tasks.measurement.experiment_options import Examples
 from interp_tasks.measurement.loaded_checkpoints import subjects
+from interp_tasks.measurement.options_and_examples import Examples
 
 N, SEED = 24, 3
 #: Copying is what the small model does; completing it does not.

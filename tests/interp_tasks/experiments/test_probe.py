@@ -9,8 +9,8 @@ from sklearn.metrics import r2_score
 import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.experiments import probe
-from interp_tasks.measurement.experiment_options import Examples
 from interp_tasks.measurement.loaded_checkpoints import subjects
+from interp_tasks.measurement.options_and_examples import Examples
 from interp_tasks.measurement.untrained_models import build_untrained
 
 MATRIX, ADDITION = "zoo:matrix-completion-4x4@post", "zoo:modular-addition-113@post"

@@ -17,8 +17,8 @@ from interp_tasks import train
 from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import acquire_folder_lock
-from interp_tasks.grids import grid, parse_grid_spec, read_grid_spec, run_and_tabulate
-from interp_tasks.grids.run_and_tabulate import (
+from interp_tasks.grids import grid, grid_run_and_table, parse_grid_spec, read_grid_spec
+from interp_tasks.grids.grid_run_and_table import (
     count_executor_slots,
     grid_result,
     pool_over_seeds,
@@ -263,9 +263,9 @@ def test_a_mean_over_seeds_counts_those_that_have_the_number():
 def tried(monkeypatch):
     """What was tried from here on, of a grid on one process."""
     names = []
-    perform = run_and_tabulate.perform_unit
+    perform = grid_run_and_table.perform_unit
     monkeypatch.setattr(
-        run_and_tabulate, "perform_unit", lambda *one: names.append(one[0].description) or perform(*one)
+        grid_run_and_table, "perform_unit", lambda *one: names.append(one[0].description) or perform(*one)
     )
     return names
 

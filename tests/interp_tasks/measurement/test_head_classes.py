@@ -9,9 +9,9 @@ from circuits.model.heads import Head
 from circuits.patch import activations
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import ablation, attention, heads, patch
-from interp_tasks.measurement.experiment_options import Examples
 from interp_tasks.measurement.head_classes import UNINTERPRETABLE, classify_heads, head_classes_held_out
 from interp_tasks.measurement.loaded_checkpoints import subjects
+from interp_tasks.measurement.options_and_examples import Examples
 
 N, SEED = 24, 3
 POST = "zoo:matrix-completion-4x4@post"

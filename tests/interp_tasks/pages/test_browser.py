@@ -5,7 +5,7 @@ import shutil
 import pandas
 import pytest
 
-from circuits.figures.layout import draw_panels
+from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panels import Series, bars, curve, heatmap, points, spectrum
 from interp_tasks.pages import Figure, Page, Table, Text, step_slider
 

@@ -8,7 +8,7 @@ import pandas
 import plotly.graph_objects
 import pytest
 
-from circuits.figures.layout import draw_panels
+from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panels import heatmap
 from interp_tasks.pages import (
     Column,

@@ -7,7 +7,7 @@ import pytest
 import tasks
 from interp_tasks import train
 from interp_tasks.cli import main
-from interp_tasks.training.config import train_config
+from interp_tasks.training.config import parse_train_config
 from interp_tasks.training.cost import cost
 from interp_tasks.training.parameter_update import Updater
 from interp_tasks.training.start_weights_and_teacher import freeze_untrained
@@ -22,7 +22,7 @@ def test_flop_follow_the_formula_and_a_run_is_its_steps_and_the_metrics_between_
     """22 examples, fewer than two per (position, token): no table of keys and values is looked up."""
     config = {"batch_size": 20, "steps": 10, "log_every": 5, "eval_samples": 4, "checkpoint_every": 10}
     settings = {"d_model": 16, "n_heads": 2}
-    found = cost(addition, settings=settings, config=train_config(config), gflop_per_second=1.0)
+    found = cost(addition, settings=settings, config=parse_train_config(config), gflop_per_second=1.0)
     # Keys and values at three positions; query, output, MLP of 64 and 11 classes at the last.
     forward = 2 * 20 * (2 * 3 * 16 * 16 + 2 * 16 * 16 + 2 * 16 * 64 + 16 * 11)
     assert (found.step_flop, found.examples) == (3 * forward, 20)
@@ -42,7 +42,7 @@ def test_flop_follow_the_formula_and_a_run_is_its_steps_and_the_metrics_between_
     ],
 )
 def test_memory_of_the_state_is_what_an_updater_holds(addition, changes):
-    config, settings = train_config({"weight_decay": 0.1, **changes}), {"d_model": 16, "n_heads": 2}
+    config, settings = parse_train_config({"weight_decay": 0.1, **changes}), {"d_model": 16, "n_heads": 2}
     model = addition.build_model(0, addition.Model(**settings))
     freeze_untrained(model, config)
     updater = Updater(model, config)
@@ -60,7 +60,7 @@ def test_memory_of_the_state_is_what_an_updater_holds(addition, changes):
 
 def test_disk_is_about_what_the_run_folder_takes(addition, tmp_path):
     settings = {"d_model": 64, "n_heads": 2}
-    config = train_config({"steps": 40, "checkpoint_every": 10, "log_every": 10, "grokfast": "ema"})
+    config = parse_train_config({"steps": 40, "checkpoint_every": 10, "log_every": 10, "grokfast": "ema"})
     found = cost(addition, settings=settings, config=config)
     run = train(addition, out=tmp_path / "run", settings=settings, config=config)
     assert len(list((run / "checkpoints").iterdir())) == found.checkpoints

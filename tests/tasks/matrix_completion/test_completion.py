@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tasks
-from tasks.matrix_completion import low_rank_fill_methods, unrecoverable
+from tasks.matrix_completion import low_rank_fill_methods, unrecoverable_entries
 from tasks.matrix_completion.task import NUCLEAR_NORM, PENALTIES
 
 METHODS = {
@@ -35,7 +35,7 @@ def test_exact_at_rank_one_where_the_mask_lets_it(name):
     unknown = values.masked_fill(hidden, float("nan"))
     found = METHODS[name](unknown, hidden)
     assert torch.equal(found[~hidden], values[~hidden])
-    known = hidden & ~unrecoverable(hidden)
+    known = hidden & ~unrecoverable_entries(hidden)
     if name == "ratio":
         known &= low_rank_fill_methods.has_anchor(values, hidden)
     assert known.sum() > 50
@@ -124,7 +124,7 @@ def test_kinds_of_entries(task):
     assert torch.equal(groups["recoverable"] ^ groups["unrecoverable"], hidden)
     assert torch.equal(groups["one anchor"] ^ groups["longer path"], groups["recoverable"])
     assert groups["longer path"].any()
-    lost = unrecoverable(hidden.unflatten(1, (4, 3))).flatten(1)
+    lost = unrecoverable_entries(hidden.unflatten(1, (4, 3))).flatten(1)
     assert torch.equal(groups["unrecoverable"], lost)
     wide = tasks.get("matrix-completion", n=4, rank=2)
     assert list(wide.entry_groups(wide.sample(3))) == ["hidden"]

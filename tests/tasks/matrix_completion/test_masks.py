@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from tasks import TaskError
-from tasks.matrix_completion import MatrixCompletion, hide_rows
+from tasks.matrix_completion import MatrixCompletion, mask_hiding_rows
 from tasks.matrix_completion.attention_templates import longest_column_run, named_masks, parse_mask
 from tasks.matrix_completion.matrix_task_base import MASK_ID
 
 
 def test_the_published_mask_and_smaller_ones():
     """Rows 4 and 7 of 7, counted from 1, hidden but for columns 2 and 6."""
-    assert named_masks(7, 7)["rows"] == hide_rows(7, 7, {3: 1, 6: 5})
+    assert named_masks(7, 7)["rows"] == mask_hiding_rows(7, 7, {3: 1, 6: 5})
     assert named_masks(7, 7)["columns"] == tuple(
         "".join(row) for row in zip(*named_masks(7, 7)["rows"], strict=True)
     )

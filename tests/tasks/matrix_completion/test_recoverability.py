@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.matrix_completion import unrecoverable
+from tasks.matrix_completion import unrecoverable_entries
 
 
 def lost_by_union_find(hidden):
@@ -29,4 +29,4 @@ def lost_by_union_find(hidden):
 def test_unrecoverable_entries_are_those_between_components(rows, columns, seed, p_mask):
     draws = torch.rand(20, rows, columns, generator=torch.Generator().manual_seed(seed))
     hidden = draws < p_mask
-    assert unrecoverable(hidden).tolist() == [lost_by_union_find(mask) for mask in hidden.tolist()]
+    assert unrecoverable_entries(hidden).tolist() == [lost_by_union_find(mask) for mask in hidden.tolist()]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from circuits import fourier
-from interp_tasks.papers.miiii.neuron_frequencies import count_active_against_chance, draw_relabelling
+from interp_tasks.papers.miiii.active_frequencies import count_active_against_chance, draw_relabelling
 
 
 def shares_by_fft(values, axis):
@@ -46,7 +46,7 @@ def test_counts_against_numpy(sizes, monkeypatch):
     expected = [sum(feature == at for _, feature in found) for at in range(12)]
     assert sum(expected) > 0
     for features in (256, 5):
-        monkeypatch.setattr("interp_tasks.papers.miiii.neuron_frequencies.FEATURES", features)
+        monkeypatch.setattr("interp_tasks.papers.miiii.active_frequencies.FEATURES", features)
         counts, of_all = count_active_against_chance(x.flatten(0, 1), grid, 5, 7)
         assert (counts.tolist(), of_all) == (expected, len(together))
 

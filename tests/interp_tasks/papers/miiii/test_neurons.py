@@ -11,7 +11,7 @@ from circuits import cache
 from interp_tasks import experiments
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
-from interp_tasks.papers.miiii.neuron_frequencies import count_active_by_published_rule, published_amplitudes
+from interp_tasks.papers.miiii.active_frequencies import count_active_by_published_rule, published_amplitudes
 from tests.interp_tasks.rows import row_of
 
 P = 11

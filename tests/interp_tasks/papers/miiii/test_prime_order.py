@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from interp_tasks.papers.miiii.prime_order import centred_ranks, permuted_ranks, stratified_correlation
+from interp_tasks.papers.miiii.order_correlations import centred_ranks, permuted_ranks, stratified_correlation
 
 
 def test_ranks_are_within_strata_and_ties_share_them():

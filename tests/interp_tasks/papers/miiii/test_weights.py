@@ -8,8 +8,8 @@ import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import COLUMNS, weights
-from interp_tasks.measurement.experiment_options import Examples
 from interp_tasks.measurement.loaded_checkpoints import subjects
+from interp_tasks.measurement.options_and_examples import Examples
 from interp_tasks.measurement.untrained_models import build_untrained
 from interp_tasks.papers.miiii.embedding_svd_and_frequencies import (
     MODELS,

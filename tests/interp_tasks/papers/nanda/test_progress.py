@@ -13,7 +13,7 @@ from interp_tasks import experiments, load_checkpoint
 from interp_tasks.checkpoints import save_checkpoint
 from interp_tasks.experiments import COLUMNS
 from interp_tasks.papers.input_grid_and_answers import GridInputs
-from interp_tasks.papers.nanda import phases_by_train_and_test_loss as phases
+from interp_tasks.papers.nanda import grokking_phases as phases
 from interp_tasks.papers.nanda import progress_experiment as progress
 from interp_tasks.papers.nanda.progress_measures import GridModel, restricted_loss_rows, split_rows
 from tests.interp_tasks.rows import row_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError, format_value
-from circuits.snapshots_and_positions import Snapshot
+from circuits.frozen_tensors_and_positions import Snapshot
 
 Words = tuple[tuple[str, ...], ...]
 
@@ -145,13 +145,13 @@ class Prompts:
         if isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1):
             return self
         numbers, words, texts = row_numbers(rows, len(self)), self.words, self.texts
-        return self._at(
+        return self._select_rows(
             rows if isinstance(rows, slice) and (rows.step or 1) > 0 else numbers,
             None if words is None else tuple(words[number] for number in numbers),
             None if texts is None else tuple(texts[number] for number in numbers),
         )
 
-    def _at(self, rows: Any, words: Words | None, texts: tuple[str, ...] | None) -> Prompts:
+    def _select_rows(self, rows: Any, words: Words | None, texts: tuple[str, ...] | None) -> Prompts:
         mask = None if self.mask is None else self.mask[rows]
         extra = {name: x[rows] for name, x in self.extra.items()}
         return Prompts(self.tokens[rows], mask, words, texts, extra)
@@ -162,7 +162,7 @@ class Prompts:
 
     def repeated(self, copies: int) -> Prompts:
         """Returns the prompts so many times over, one copy after the other, without their words."""
-        return self if copies == 1 else self._at(torch.arange(len(self)).repeat(copies), None, None)
+        return self if copies == 1 else self._select_rows(torch.arange(len(self)).repeat(copies), None, None)
 
     def _key(self) -> tuple[Any, ...]:
         return self._tokens, self._mask, tuple(self._extra.items())

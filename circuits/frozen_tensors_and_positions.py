@@ -132,14 +132,14 @@ class Span:
         """Whether it depends on the length of the prompt."""
         return self.name is not None or min(self.start or 0, self.stop or 0) < 0
 
-    def start_and_stop(self, prompt: Any) -> tuple[Any, Any]:
+    def start_and_stop(self, length: Any) -> tuple[Any, Any]:
         """Returns its first position, and that after its last, for a prompt of this length, or for a tensor of
         lengths; its end is open without `stop`.
         """
         if self.name is not None:
-            return (0, prompt) if self.name == "prompt" else (prompt, float("inf"))
+            return (0, length) if self.name == "prompt" else (length, float("inf"))
         first, last = self.start or 0, float("inf") if self.stop is None else self.stop
-        return (first + prompt if first < 0 else first), (last + prompt if last < 0 else last)
+        return (first + length if first < 0 else first), (last + length if last < 0 else last)
 
     def __str__(self) -> str:
         bounds = ("" if bound is None else str(bound) for bound in (self.start, self.stop))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError, format_value
-from circuits.snapshots_and_positions import Snapshot, dense_if_array
+from circuits.frozen_tensors_and_positions import Snapshot, dense_if_array
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,14 +9,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from circuits.arguments import check_renamed_args, parse_indices
 from circuits.errors import CircuitsError, prefix_circuits_errors
-from circuits.interventions.base import ActivationEdit, Intervention, Replacement
-from circuits.interventions.replacements import FromFunction
-from circuits.model.heads import HeadSpec, index_on_head_axis, looks_like_heads, parse_heads
-from circuits.model.hooked_model import HookedModel
-from circuits.model.sites import UNITS, Site
-from circuits.model.types import HeadsLike, IndicesLike, PositionsLike, SiteLike
-from circuits.snapshots_and_positions import (
+from circuits.frozen_tensors_and_positions import (
     Positions,
     Snapshot,
     Span,
@@ -25,7 +20,12 @@ from circuits.snapshots_and_positions import (
     parse_positions,
     parse_span,
 )
-from circuits.validate import check_renamed_args, parse_indices
+from circuits.interventions.base import ActivationEdit, Intervention, Replacement
+from circuits.interventions.replacements import FromFunction
+from circuits.model.heads import HeadSpec, index_on_head_axis, looks_like_heads, parse_heads
+from circuits.model.hooked_model import HookedModel
+from circuits.model.sites import UNITS, Site
+from circuits.model.types import HeadsLike, IndicesLike, PositionsLike, SiteLike
 
 
 @dataclass(frozen=True)

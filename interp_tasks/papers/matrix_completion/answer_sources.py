@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations_in_passes import split_into_passes
 from interp_tasks.measurement.confidence_intervals import bootstrap_rows
-from interp_tasks.measurement.experiment_options import DEFAULT_SAMPLES, Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
 from interp_tasks.measurement.measure_checkpoints import measure
+from interp_tasks.measurement.options_and_examples import DEFAULT_SAMPLES, Options
 from interp_tasks.measurement.result import Result, Row, experiment
-from interp_tasks.papers.matrix_completion.baseline_ood_algorithm import forward_on_cpu, require_declaration
+from interp_tasks.papers.matrix_completion.model_versus_methods import forward_on_cpu, require_declaration
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,9 +159,9 @@ def pairwise_output_changes(subject: LoadedCheckpoint, declared: InputPerturbati
     return moved
 
 
-def change_and_share_rows(kind: str, moved: Tensor, declared: InputPerturbations, seed: int) -> list[Row]:
+def change_and_share_rows(kind: str, changes: Tensor, declared: InputPerturbations, seed: int) -> list[Row]:
     """Returns the mean change of a kind of pair, and its share of all change beside that of all pairs; none of none."""
-    sizes = moved.abs()
+    sizes = changes.abs()
     pairs = (declared.changed[:, :, None] & declared.read[:, None]).double()
     inside = pairs * declared.kinds[kind]
     change, number = (sizes * inside).sum((1, 2)), inside.sum((1, 2))

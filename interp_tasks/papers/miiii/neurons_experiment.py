@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from circuits.figures.layout import draw_panels
+from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panels import heatmap
 from interp_tasks.errors import UserError
-from interp_tasks.measurement.experiment_options import Options
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, path_of_run
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import THRESHOLD, check_choice, check_draws
+from interp_tasks.measurement.options_and_examples import Options
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns
 from interp_tasks.measurement.run_logs import find_drop_or_none
 from interp_tasks.pages import Figure
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Unpack
 
-    from interp_tasks.papers.miiii.neuron_frequencies import LayerFeatures
+    from interp_tasks.papers.miiii.active_frequencies import LayerFeatures
 
 SITES = ("mlp_post", "pattern")
 NEURONS = (0, 1, 2)
@@ -115,7 +115,7 @@ def neurons(
         draws: relabellings of the digits behind ``active frequencies``; see :func:`count_active_against_chance`.
         options: seed, task, task_config, device, progress: see :class:`Options`.
     """
-    from interp_tasks.papers.miiii.neuron_frequencies import features_by_layer, published_amplitudes
+    from interp_tasks.papers.miiii.active_frequencies import features_by_layer, published_amplitudes
 
     check_choice("--site", site, SITES)
     check_draws(draws)
@@ -203,18 +203,18 @@ def count_and_peak_by_ref(
 
 
 def count_and_peak_rows(
-    run: str, moments: Sequence[CheckpointAmplitudes], wanted: Sequence[int]
+    run: str, checkpoints: Sequence[CheckpointAmplitudes], wanted: Sequence[int]
 ) -> Iterator[tuple[str, Row]]:
     """Yields REFs and rows: the published counts at every checkpoint; where they and the other counts peak."""
     import numpy as np
 
-    from interp_tasks.papers.miiii.neuron_frequencies import count_active_by_published_rule, frequency_shares
+    from interp_tasks.papers.miiii.active_frequencies import count_active_by_published_rule, frequency_shares
 
-    moments = sorted(moments, key=lambda moment: moment.step)
-    over_time = np.stack([moment.amplitudes for moment in moments])
+    checkpoints = sorted(checkpoints, key=lambda moment: moment.step)
+    over_time = np.stack([moment.amplitudes for moment in checkpoints])
     varying = (over_time[:, 1:] > 0).any((0, 1))
     drop = find_drop_or_none(Path(run))
-    series = {(ALL, ACTIVE_EACH): np.array([moment.mean_active for moment in moments])}
+    series = {(ALL, ACTIVE_EACH): np.array([moment.mean_active for moment in checkpoints])}
     for kind, counts in (
         ("1 sd", count_active_by_published_rule(over_time, 1)),
         ("2 sd", count_active_by_published_rule(over_time, 2)),
@@ -225,13 +225,13 @@ def count_and_peak_rows(
         if varying.any():
             series[ALL, name] = counts[:, varying].mean(1)
     for (variant, name), values in series.items():
-        for moment, value in zip(moments, values, strict=True) if name != ACTIVE_EACH else ():
+        for moment, value in zip(checkpoints, values, strict=True) if name != ACTIVE_EACH else ():
             yield moment.ref, {**moment.shared, "variant": variant, **row(name, value)}
-        last, at = {**moments[-1].shared, "variant": variant}, int(values.argmax())
+        last, at = {**checkpoints[-1].shared, "variant": variant}, int(values.argmax())
         end = None if drop is None else drop.end
-        yield moments[-1].ref, {**last, **row(f"{name}, step of the peak", moments[at].step, end)}
+        yield checkpoints[-1].ref, {**last, **row(f"{name}, step of the peak", checkpoints[at].step, end)}
         if values[at] > 0:
-            yield moments[-1].ref, {**last, **row(f"{name}, end / peak", values[-1] / values[at])}
+            yield checkpoints[-1].ref, {**last, **row(f"{name}, end / peak", values[-1] / values[at])}
 
 
 def row(metric: str, value: Any, baseline: Any = None) -> Row:

@@ -32,7 +32,7 @@ PROPERTIES = {
 SEED = typer.Option("--seed", help="Draws the permutations.")
 
 
-class Generalisation(NamedTuple):
+class PrimeGeneralisation(NamedTuple):
     """When a prime of a run generalises; infinite where it does not."""
 
     run: str
@@ -86,7 +86,7 @@ def prime_order(
     return Result("prime-order", frame, config, notes)
 
 
-def read_generalisations(run: LoggedRun, level: float) -> list[Generalisation]:
+def read_generalisations(run: LoggedRun, level: float) -> list[PrimeGeneralisation]:
     """Returns the primes of one run."""
     from interp_tasks.measurement.level_crossing_steps import first_and_lasting_steps
 
@@ -104,7 +104,7 @@ def read_generalisations(run: LoggedRun, level: float) -> list[Generalisation]:
     steps = {
         q: first_and_lasting_steps(*run.finite_as_lists(name), level)[0] for q, name in sorted(primes.items())
     }
-    return [Generalisation(run.name, p, q, step) for q, step in steps.items()]
+    return [PrimeGeneralisation(run.name, p, q, step) for q, step in steps.items()]
 
 
 def permuted_ranks(values: Array, strata: Any, seed: int) -> Array:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from circuits.arguments import check_renamed_args
 from circuits.errors import CircuitsError
 from circuits.figures.results import attention_figure
 from circuits.interventions.replacements import visible_mask
@@ -19,11 +20,10 @@ from circuits.model.batch_size import choose_batch_size
 from circuits.model.decode_steps import parse_position_mask
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
+from circuits.model.padded_prompts import Prompts
 from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts
-from circuits.model.prompts import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.types import Figure, PositionsLike, TokensLike
-from circuits.validate import check_renamed_args
 
 # Numbers for each entry of a pattern: with what is computed of it in double precision it then stays in the cache.
 _PER_ENTRY = 32

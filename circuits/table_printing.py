@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from circuits.errors import CircuitsError
-from circuits.statistics import LEVEL, percentiles
+from circuits.statistics import LEVEL, percentile_bounds
 
 #: The most rows that `print` shows of a result.
 MOST_SHOWN = 40
@@ -18,7 +18,7 @@ MOST_SHOWN = 40
 WIDTH = 80
 
 
-def ci_columns(name: str) -> tuple[str, str, str]:
+def ci_names(name: str) -> tuple[str, str, str]:
     """Returns the columns of a number and of the bounds of its interval."""
     return name, f"{name}_ci_low", f"{name}_ci_high"
 
@@ -29,9 +29,9 @@ def interval_columns(name: str, value: Any, drawn: np.ndarray) -> dict[str, Any]
     Args:
         drawn: the same in resamples of the examples, [draw] or [draw *series].
     """
-    bounds = percentiles(drawn.reshape(len(drawn), -1), LEVEL)
+    bounds = percentile_bounds(drawn.reshape(len(drawn), -1), LEVEL)
     ends = (bound.reshape(drawn.shape[1:])[()] for bound in bounds)  # of one series a number
-    return dict(zip(ci_columns(name), (value, *ends), strict=True))
+    return dict(zip(ci_names(name), (value, *ends), strict=True))
 
 
 def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> str:
@@ -56,7 +56,7 @@ def inline_intervals(frame: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, pd.Series] = {}
     for name in map(str, frame.columns):
         if f"{name}_ci_low" in frame:
-            texts = [interval_text(*row) for row in frame[[*ci_columns(name)]].itertuples(index=False)]
+            texts = [interval_text(*row) for row in frame[[*ci_names(name)]].itertuples(index=False)]
             columns[f"{name} [{LEVEL:.0%} CI]"] = pd.Series(texts, frame.index, dtype=object)
         elif not name.endswith(("_ci_low", "_ci_high")):
             columns[name] = frame[name]
