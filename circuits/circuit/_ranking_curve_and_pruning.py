@@ -167,7 +167,7 @@ def smallest(
     Where the gap's interval holds 0, a warning says so.
     """
     caller = "circuit.smallest"
-    if isinstance(faithfulness, bool) or not 0 < faithfulness <= 1:
+    if isinstance(faithfulness, bool | str) or not 0 < faithfulness <= 1:
         raise CircuitsError(f"{caller}: faithfulness={faithfulness!r}; give a share above 0, at most 1")
     given = _Ranking.parse(ranking, caller)
     examples = PatchSetup.parse(caller, model, base, source, metric, batch, how)

@@ -168,11 +168,14 @@ def logit_difference(
             its last.
 
     The metric has its answers with it: it takes no `batch=`, and chunks of examples get theirs. Where both answers are
-    the same it is 0, whatever the model does.
+    the same it is 0, whatever the model does; the same for all examples is refused.
     """
-    return LogitDifference(
-        _parse_answers(right, "right"), _parse_answers(wrong, "wrong"), _parse_positions(position)
-    )
+    answers = _parse_answers(right, "right"), _parse_answers(wrong, "wrong")
+    if answers[0] == answers[1]:
+        raise CircuitsError(
+            f"{CALLER}: right and wrong are the same, {format_value(right)}; give two that differ"
+        )
+    return LogitDifference(*answers, _parse_positions(position))
 
 
 def bind_answers(

@@ -126,13 +126,15 @@ def print_and_write_result(
     plot: bool,
     quiet: bool,
     top: int | None = None,
+    written: str | None = None,
 ) -> None:
-    """Prints a result, and writes the files that are wanted."""
+    """Prints a result, and writes the files that are wanted; ``written`` is one that is there already."""
 
     def write() -> list[Path]:
+        files = [] if written is None else [Path(written)]
         if out is not None:
-            return result.write(out, page=plot)
-        return [result.page().write(result_file_path("", result.experiment, PAGE))] if plot else []
+            return files + result.write(out, page=plot)
+        return files + ([result.page().write(result_file_path("", result.experiment, PAGE))] if plot else [])
 
     write_and_show(write, lambda: print_in_format(result, format, metric, top), quiet)
 
@@ -204,7 +206,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
             if of_examples:
                 given["progress"] = progress
             result = EXPERIMENTS[experiment.name].function(found, **given)
-        print_and_write_result(result, format, metric, out, plot, quiet, top)
+        print_and_write_result(result, format, metric, out, plot, quiet, top, asked.get("write"))
 
     parameters = [examined, *own, *of_rows, *options_of_dataclass(ResultOptions)]
     made = make_command(experiment.name, line, experiment.function, parameters, call)

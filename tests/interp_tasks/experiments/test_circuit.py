@@ -220,12 +220,12 @@ def test_without_a_gap_there_is_no_circuit(tmp_path, task, capsys):
     assert not (tmp_path / "none.json").exists()
 
 
-def test_what_is_written_is_kept(copier, folders, tmp_path, found):
+def test_what_is_written_is_kept(copier, folders, tmp_path, found, capsys):
     file = tmp_path / "made" / "circuit.json"
-    asked = {"method": "exact", "curve": False, "random": 3, **SHARED}
-    experiments.circuit(copier, write=file, **asked)
-    (circuit,) = found.data["circuits"].values()
-    assert circuits.read(file) == circuit
+    asked = [f"--{name}={value}" for name, value in {"method": "exact", "random": 3, **SHARED}.items()]
+    assert main(["circuit", "--ckpt", copier, "--no-curve", "--write", str(file), *asked]) == 0
+    assert capsys.readouterr().err.endswith(f"wrote {file}\n")
+    assert [circuits.read(file)] == [*found.data["circuits"].values()]
     kept_again = experiments.circuit([copier, folders[0]], keep=file, random=3, curve=False, **SHARED)
     own = rows_of(found, "circuit")
     again = kept_again.frame[(kept_again.frame["ref"] == copier) & (kept_again.frame["variant"] == "circuit")]
