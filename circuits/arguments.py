@@ -83,7 +83,7 @@ def parse_metric_batch(batch: Any, caller: str, examples: int | None = None) -> 
     return batch
 
 
-def parse_indices(given: Any, caller: str, name: str, least: int | None = 0) -> tuple[int, ...] | None:
+def parse_integers(given: Any, caller: str, name: str, least: int | None = 0) -> tuple[int, ...] | None:
     """Reads one or several indices from `least`, without repeats; None stays None."""
     if given is None:
         return None

@@ -15,7 +15,7 @@ from circuits.arguments import is_whole, parse_seed
 from circuits.errors import CircuitsError
 from circuits.frozen_tensors_and_positions import dense_if_array
 from circuits.interventions.base import HookContext, Replacement
-from circuits.interventions.clean_and_edited_runs import find_nontoken_argument
+from circuits.interventions.clean_passes_and_edit_hooks import find_nontoken_argument
 from circuits.interventions.grids_and_draws import Draws
 from circuits.interventions.grids_and_draws import draws as draw_variants
 from circuits.interventions.places_and_edits import Edit, Place

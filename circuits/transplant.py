@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from circuits.arguments import parse_indices
+from circuits.arguments import parse_integers
 from circuits.errors import CircuitsError
 from circuits.frozen_tensors_and_positions import Snapshot, dense_if_array
 from circuits.interventions.base import Intervention, WeightEdit
@@ -110,10 +110,10 @@ def weights(
     if unknown or not names:
         problem = f"no component {unknown[0]!r}" if unknown else "no component given"
         raise CircuitsError(f"{caller}: {problem}; choose from {', '.join(COMPONENTS)}")
-    chosen = parse_indices(layers, caller, "layers")
+    chosen = parse_integers(layers, caller, "layers")
     # Another thread may have replaced weights of the source.
     with hold_model_exclusively(source) if isinstance(source, nn.Module) else nullcontext():
-        tensors = _weights_by_name(source, caller)
+        tensors = _source_weights(source, caller)
         if adapted := next((name for name in tensors if ".base_layer." in name), None):
             raise CircuitsError(f"{caller}: the source has {adapted}{missing_weights_hint(tensors)}")
         for name in names:
@@ -146,7 +146,7 @@ def select_parameter_names(
     return chosen
 
 
-def _weights_by_name(source: Any, caller: str) -> dict[str, Any]:
+def _source_weights(source: Any, caller: str) -> dict[str, Any]:
     """Returns the weights by name."""
     if isinstance(source, nn.Module):
         return dict(HookedModel(source).named_weights())

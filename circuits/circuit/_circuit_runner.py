@@ -17,7 +17,7 @@ from circuits.circuit._component_graph import EVERYWHERE, Edge, Graph, Member, P
 from circuits.errors import CircuitsError
 from circuits.interventions.apply import run
 from circuits.interventions.base import MeanOverExamples, PassRequest, Replacement
-from circuits.interventions.clean_and_edited_runs import CleanPassResults
+from circuits.interventions.clean_passes_and_edit_hooks import CleanPassResults
 from circuits.interventions.replacements import Zero, align_means_to_prompts, parse_source_prompts
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, get_edit_state

@@ -25,7 +25,10 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.interventions.base import ActivationEdit, Intervention, ModelRun, PassRequest, Step, WeightEdit
-from circuits.interventions.clean_and_edited_runs import assert_functions_keep_weights, replacement_and_mask
+from circuits.interventions.clean_passes_and_edit_hooks import (
+    assert_functions_keep_weights,
+    replacement_and_mask,
+)
 from circuits.model.decode_steps import DecodeStep
 from circuits.model.edit_state import EditState, get_edit_state, mark_running_rows, modules_of
 from circuits.model.hooked_model import INSIDE, HookedModel

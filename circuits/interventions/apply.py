@@ -20,7 +20,7 @@ from circuits.interventions.base import (
     Step,
     WeightEdit,
 )
-from circuits.interventions.clean_and_edited_runs import CleanPassResults, EditedRuns, make_edit_hook
+from circuits.interventions.clean_passes_and_edit_hooks import CleanPassResults, EditedRuns, make_edit_hook
 from circuits.interventions.edge_hooks import EdgeHooks
 from circuits.interventions.paths import check_no_overlapping_edges
 from circuits.model.activation_recording import hold_eval_mode, record_activations

@@ -23,7 +23,7 @@ from torch import Tensor
 from circuits.errors import CircuitsError
 from circuits.frozen_tensors_and_positions import Span
 from circuits.interventions.base import ActivationEdit, EdgePatch
-from circuits.interventions.clean_and_edited_runs import EditedRuns, replacement_and_mask
+from circuits.interventions.clean_passes_and_edit_hooks import EditedRuns, replacement_and_mask
 from circuits.interventions.paths import BY_HEAD, order_of_computation, receiver_site_order, receiving_heads
 from circuits.interventions.replacements import FromTensors, Zero
 from circuits.model.head_and_mlp_projections import OUTPUTS, Projections, check_recomputed

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from circuits.arguments import check_renamed_args, parse_indices
+from circuits.arguments import check_renamed_args, parse_integers
 from circuits.errors import CircuitsError, prefix_circuits_errors
 from circuits.frozen_tensors_and_positions import (
     Positions,
@@ -147,7 +147,7 @@ def parse_place(site: Any, heads: Any, caller: str, neurons: Any = None, feature
     """Reads a site, and heads, neurons or features of it where those are given."""
     unit, units = ("feature", features) if neurons is None else ("neuron", neurons)
     check_no_integer_mask(units, f"{caller}: {unit}s", "of them all")
-    chosen = parse_indices(units, caller, f"{unit}s")
+    chosen = parse_integers(units, caller, f"{unit}s")
     with prefix_circuits_errors(caller):
         parsed = Site.parse(site)
     if units is not None:

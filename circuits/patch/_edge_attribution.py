@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from circuits.arguments import check_renamed_args, parse_choice, parse_indices, stringify_keys
+from circuits.arguments import check_renamed_args, parse_choice, parse_integers, stringify_keys
 from circuits.circuit._component_graph import Graph, Input, Node
 from circuits.errors import CircuitsError, format_value
 from circuits.frozen_tensors_and_positions import positions_to_mask
@@ -157,7 +157,9 @@ def _parse_spans(spans: Mapping[str, Sequence[int]] | None, lengths: Tensor) -> 
     if not isinstance(spans, Mapping) or not spans:
         raise CircuitsError(f'{CALLER}: spans name positions, {{"noun": [6, 7]}}; got {format_value(spans)}')
     named = {name: () if at is None else at for name, at in stringify_keys(spans, CALLER, "spans").items()}
-    read = {name: parse_indices(at, CALLER, f"span {name!r}", least=None) or () for name, at in named.items()}
+    read = {
+        name: parse_integers(at, CALLER, f"span {name!r}", least=None) or () for name, at in named.items()
+    }
     shortest, least = int(lengths.argmin()), int(lengths.min())
     for name, where in read.items():
         if missing := [at for at in where if not -least <= at < least]:

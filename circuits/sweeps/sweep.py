@@ -15,7 +15,7 @@ from circuits.errors import CircuitsError, format_value, prefix_circuits_errors
 from circuits.frozen_tensors_and_positions import Span
 from circuits.interventions.apply import attach_plan, needed_clean_passes, plan_steps
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention
-from circuits.interventions.clean_and_edited_runs import CleanPassResults
+from circuits.interventions.clean_passes_and_edit_hooks import CleanPassResults
 from circuits.interventions.grids_and_draws import Draws, VariantLike
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory

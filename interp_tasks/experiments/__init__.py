@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from interp_tasks.papers.miiii.neurons_experiment import neurons
     from interp_tasks.papers.miiii.order_correlations import prime_order
     from interp_tasks.papers.miiii.parts_by_prime import primes
-    from interp_tasks.papers.miiii.prime_detection import detector
+    from interp_tasks.papers.miiii.primality_by_remainders import detector
     from interp_tasks.papers.nanda.progress_experiment import progress
 
 __all__ = ["COLUMNS", "Examples", "Experiment", "LoadedCheckpoint", "Options", "Result", "ablation"]
@@ -61,7 +61,7 @@ _HOMES = {
     "embeddings": "papers.matrix_completion.embeddings_experiment",
     "order": "papers.matrix_completion.what_moves_first",
     "data": "papers.miiii.answers_and_chance",
-    "detector": "papers.miiii.prime_detection",
+    "detector": "papers.miiii.primality_by_remainders",
     "gradients": "papers.miiii.gradient_norms",
     "neurons": "papers.miiii.neurons_experiment",
     "prime_order": "papers.miiii.order_correlations",

@@ -169,7 +169,7 @@ class FusedForward:
             else:
                 q, k, v = self._qkv(layer, resid, rows)
             if rows is not None:
-                resid = resid[:, _rows_as_index(rows, resid.device)]
+                resid = resid[:, _positions_as_index(rows, resid.device)]
             mixed, prefix = self._attention(layer, q, k, v, rows), f"blocks.{layer}.attn."
             resid = resid + self._affine(mixed, f"{prefix}W_O", f"{prefix}b_O")
             if self.cfg.attn_only:
@@ -217,7 +217,7 @@ class FusedForward:
         x = self._norm_if_pre_norm(f"blocks.{layer}.ln1", resid)
         if rows is None:
             return list(self._project_qkv(layer, "QKV", x).chunk(3, dim=-1))
-        q = self._project_qkv(layer, "Q", x[:, _rows_as_index(rows, x.device)])
+        q = self._project_qkv(layer, "Q", x[:, _positions_as_index(rows, x.device)])
         return [q, *self._project_qkv(layer, "KV", x).chunk(2, dim=-1)]
 
     def _qkv_by_lookup(self, tokens: Int[Tensor, "batch pos"], rows: tuple[int, ...] | None) -> list[Tensor]:
@@ -232,7 +232,7 @@ class FusedForward:
             packed = F.embedding(index, self._project_qkv(0, "QKV", table).flatten(0, 1))
             return list(packed.chunk(3, dim=-1))
         packed = F.embedding(index, self._project_qkv(0, "KV", table).flatten(0, 1))
-        read = _rows_as_index(rows, tokens.device)
+        read = _positions_as_index(rows, tokens.device)
         q_table = self._project_qkv(0, "Q", table[read])
         offsets = self.cfg.d_vocab * torch.arange(len(rows), device=tokens.device)
         q = F.embedding(tokens[:, read] + offsets, q_table.flatten(0, 1))
@@ -260,7 +260,7 @@ class FusedForward:
         if self.cfg.attention_dir == "bidirectional" or (rows is not None and min(rows) == n_pos - 1):
             return None
         positions = torch.arange(n_pos, device=device)
-        queries = positions if rows is None else positions[_rows_as_index(rows, device)]
+        queries = positions if rows is None else positions[_positions_as_index(rows, device)]
         return positions <= queries[:, None]
 
     def _mlp(self, layer: int, resid: Tensor) -> Tensor:
@@ -270,7 +270,7 @@ class FusedForward:
         return self._affine(hidden, f"{prefix}W_out", f"{prefix}b_out")
 
 
-def _rows_as_index(rows: tuple[int, ...], device: torch.device) -> Int[Tensor, " row"]:
+def _positions_as_index(rows: tuple[int, ...], device: torch.device) -> Int[Tensor, " row"]:
     return constant(rows, torch.long, device)
 
 

@@ -7,7 +7,7 @@ import torch
 import tasks
 from interp_tasks import save_checkpoint
 from interp_tasks.experiments import COLUMNS, detector
-from interp_tasks.papers.miiii.prime_detection import precision_recall_rows
+from interp_tasks.papers.miiii.primality_by_remainders import precision_recall_rows
 from tasks.modular_arithmetic import is_prime, primes_below
 
 P = 11
@@ -82,7 +82,7 @@ def test_every_split_of_a_checkpoint(checkpoint):
 def test_intervals_are_those_of_a_bootstrap_over_numbers():
     """Against ``circuits``' own, which draws number by number; both quantiles to their Monte-Carlo error."""
     from circuits.statistics import bootstrap_ratios
-    from interp_tasks.papers.miiii.prime_detection import resampled_ratios
+    from interp_tasks.papers.miiii.primality_by_remainders import resampled_ratios
 
     draws = np.random.default_rng(0).random((2, 200))
     counts = (draws < 0.5).astype(float)
