@@ -26,7 +26,7 @@ from circuits.arguments import (
     parse_unpadded_tokens,
 )
 from circuits.errors import CircuitsError
-from circuits.frozen_tensors_and_positions import Snapshot, parse_numbers
+from circuits.frozen_tensors_and_positions import Snapshot, parse_numbers, parse_positions_or_span
 from circuits.interventions import grids_and_draws
 from circuits.interventions.base import Intervention, Replacement
 from circuits.interventions.fitted_removal import DIRECTIONS, RemoveFitted, class_functions, fourier_functions
@@ -36,7 +36,6 @@ from circuits.interventions.places_and_edits import (
     parse_place,
     parse_places,
     parse_positions_without_mask,
-    parse_query_positions,
 )
 from circuits.interventions.replacements import Mean, MeanUnderOwnEdit, Noise, Resample, Uniform, Zero
 from circuits.model.heads import KeyValueGroup
@@ -80,7 +79,7 @@ def uniform(heads: HeadsLike, keys: PositionsLike = None, *, positions: Position
         caller,
         places,
         Uniform(parse_positions_without_mask(keys, caller)),
-        parse_query_positions(positions, caller),
+        parse_positions_or_span(positions, caller),
     )
 
 
@@ -105,7 +104,7 @@ def mean_pattern(
     tokens = parse_tokens_or_texts(reference, caller, "reference")
     edited = parse_choice(of, ("unedited", "edited"), caller, "of") == "edited"
     replacement = MeanUnderOwnEdit(tokens) if edited else Mean(tokens)
-    return Edit(caller, places, replacement, parse_query_positions(positions, caller))
+    return Edit(caller, places, replacement, parse_positions_or_span(positions, caller))
 
 
 @check_renamed_args
@@ -138,7 +137,7 @@ def mean(
     """
     caller = "ablate.mean"
     over = parse_choice(str(over).replace(" ", ""), ("batch", "batch,pos"), caller, "over")
-    at = parse_query_positions(reference_positions, f"{caller}, reference_positions")
+    at = parse_positions_or_span(reference_positions, f"{caller}, reference_positions")
     if at is not None and (over == "batch" or isinstance(at, Snapshot)):
         raise CircuitsError(
             f'{caller}: reference_positions= are whole numbers or a slice, and go with over="batch,pos"'
@@ -207,7 +206,7 @@ def all_but(
         raise CircuitsError(f"{caller}: z has no key-value group {groups[0]}; name heads")
     others = replace(place, heads=replace(kept, others=True))
     replacement = _replacement(how, reference, source, seed, caller)
-    return Edit(caller, (others,), replacement, parse_query_positions(positions, caller))
+    return Edit(caller, (others,), replacement, parse_positions_or_span(positions, caller))
 
 
 @check_renamed_args
@@ -235,7 +234,7 @@ def neurons(
         raise CircuitsError(f"{caller}: no neurons given")
     place = parse_place(Site("mlp_post", int(layer)), None, caller, neurons)
     replacement = _replacement(how, reference, source, seed, caller)
-    return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
+    return Edit(caller, (place,), replacement, parse_positions_or_span(positions, caller))
 
 
 @check_renamed_args
@@ -266,7 +265,7 @@ def features(
     named = given if given.kind.unit == "feature" else f"features.{given}"
     place = parse_place(named, None, caller, features=features)
     replacement = _replacement(how, reference, source, seed, caller)
-    return Edit(caller, (place,), replacement, parse_query_positions(positions, caller))
+    return Edit(caller, (place,), replacement, parse_positions_or_span(positions, caller))
 
 
 @check_renamed_args
@@ -313,7 +312,7 @@ def frequencies(
         directions,
         caller,
     )
-    return Edit(caller, (place,), RemoveFitted(functions, keep), parse_query_positions(positions, caller))
+    return Edit(caller, (place,), RemoveFitted(functions, keep), parse_positions_or_span(positions, caller))
 
 
 @check_renamed_args
@@ -342,12 +341,12 @@ def classes(
     place = parse_place(site, heads, caller)
     tokens = parse_unpadded_tokens(examples, caller, "examples")
     functions = class_functions(tokens, parse_numbers(classes, f"{caller}: classes"), caller)
-    return Edit(caller, (place,), RemoveFitted(functions, keep), parse_query_positions(positions, caller))
+    return Edit(caller, (place,), RemoveFitted(functions, keep), parse_positions_or_span(positions, caller))
 
 
 def _make_ablation_edit(caller: str, what: Any, replacement: Replacement, positions: Any) -> Edit:
     """Returns an edit of heads, a site or a layer."""
-    return Edit(caller, parse_places(what, caller), replacement, parse_query_positions(positions, caller))
+    return Edit(caller, parse_places(what, caller), replacement, parse_positions_or_span(positions, caller))
 
 
 def _replacement(how: Any, reference: Any, source: Any, seed: int, caller: str) -> Replacement:

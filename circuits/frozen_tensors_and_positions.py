@@ -169,12 +169,12 @@ def check_no_integer_mask(given: Any, label: str, mask: str) -> None:
         )
 
 
-def parse_span(given: Any, label: str) -> Span | None:
-    """Reads positions given as a slice, as "prompt" or as "new"; None for anything else."""
+def parse_positions_or_span(given: Any, label: str) -> Positions | Span | Snapshot | None:
+    """Reads positions as `parse_positions` does, or given as a slice, as "prompt" or as "new"; None stays None."""
     if isinstance(given, str) and given in SPANS:
         return Span(name=given)
     if not isinstance(given, slice):
-        return None
+        return parse_positions(given, label)
     try:
         bounds = [None if one is None else operator.index(one) for one in (given.start, given.stop)]
     except TypeError as error:

@@ -215,9 +215,7 @@ class ActivationEdit:
         """The intervention, for messages."""
         return self.owner.label
 
-    def selection_mask(
-        self, current: Tensor, rows: slice | Tensor | None, total: int | None, decode_step: DecodeStep = WHOLE
-    ) -> Tensor:
+    def selection_mask(self, current: Tensor, run: ModelRun) -> Tensor:
         """Returns the boolean mask of the entries to replace; it broadcasts to `current`. Padding stays."""
         mask = torch.ones((1,) * current.ndim, dtype=torch.bool, device=current.device)
         for chosen, axis in ((self.heads, self.kind.head_axis), (self.neurons, current.ndim - 1)):
@@ -225,10 +223,11 @@ class ActivationEdit:
                 along = torch.zeros(current.shape[axis], dtype=torch.bool, device=current.device)
                 along[list(chosen)] = True
                 mask = mask & broadcast_mask(along, axis, current.ndim)
-        if self.positions is None and decode_step.real is None:
+        if self.positions is None and run.decode_step.real is None:
             return mask
-        axis, batch = self.kind.query_axis, current.shape[0] if total is None else total
-        here = decode_step.position_mask(self.positions, current.shape[axis], self.label, rows, batch)
+        axis, (rows, total) = self.kind.query_axis, (run.state.rows, run.state.total)
+        batch = current.shape[0] if total is None else total
+        here = run.decode_step.position_mask(self.positions, current.shape[axis], self.label, rows, batch)
         here = here.to(current.device)
         return mask & broadcast_mask(here, axis, current.ndim)
 

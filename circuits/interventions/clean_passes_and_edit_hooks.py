@@ -249,6 +249,6 @@ def make_edit_hook(
 
 def replacement_and_mask(write: ActivationEdit, run: ModelRun, current: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the replacement of an activation and the boolean mask of replaced entries; both broadcast to it."""
-    selected = write.selection_mask(current, run.state.rows, run.state.total, run.decode_step)
+    selected = write.selection_mask(current, run)
     found = {name: run.references[one] for name, one in write.replacement.clean_passes(write).items()}
     return write.replacement.value(current, HookContext(write, selected, found, run)), selected

@@ -430,9 +430,7 @@ class EdgeHooks:
         mask, call = torch.zeros((1, 1, 1), dtype=torch.bool, device=mlp_out.device), self._call
         for write in (self._senders[number].sender for number in group):
             if write.layer == layer and write.kind.name in ("mlp_post", "mlp_out"):
-                mask = mask | write.selection_mask(
-                    mlp_out, call.state.rows, call.state.total, call.run.decode_step
-                )
+                mask = mask | write.selection_mask(mlp_out, call.run)
         return mask
 
     def _after_hooks(self, run: EdgeRunState, hook: str, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from circuits.frozen_tensors_and_positions import (
     check_no_integer_mask,
     describe_positions,
     parse_positions,
-    parse_span,
+    parse_positions_or_span,
 )
 from circuits.interventions.base import ActivationEdit, Intervention, Replacement
 from circuits.interventions.replacements import FromFunction
@@ -165,11 +165,6 @@ def check_has_neurons_or_features(site: Site, by: str, caller: str) -> None:
         raise CircuitsError(f"{caller}: site {site} has no {by}s; those are {where}")
 
 
-def parse_query_positions(positions: Any, caller: str) -> Positions | Span | Snapshot | None:
-    """Returns the query positions of an edit: numbers, a slice or a mask [batch pos]; None for all."""
-    return parse_span(positions, caller) or parse_positions(positions, caller)
-
-
 def parse_source_positions(
     source_positions: Any, positions: Positions | Span | Snapshot | None, caller: str
 ) -> Positions | None:
@@ -214,4 +209,4 @@ def edit(
     if not callable(fn):
         raise CircuitsError(f"edit: fn must be a function of the activation, got {fn!r}")
     place = parse_place(site, heads, "edit", neurons, features)
-    return Edit("edit", (place,), FromFunction(fn), parse_query_positions(positions, "edit"))
+    return Edit("edit", (place,), FromFunction(fn), parse_positions_or_span(positions, "edit"))

@@ -18,8 +18,7 @@ from circuits.frozen_tensors_and_positions import (
     Snapshot,
     Span,
     dense_if_array,
-    parse_positions,
-    parse_span,
+    parse_positions_or_span,
     positions_to_mask,
 )
 from circuits.model.hooks import Handle, Handles, MethodWrapper
@@ -166,7 +165,7 @@ def parse_position_mask(positions: Any, prompts: Prompts, label: str) -> Tensor:
                 f"{list(given.shape)}"
             )
         return given.detach().cpu().expand(batch, length)
-    chosen = given if isinstance(given, Span) else parse_span(given, label) or parse_positions(given, label)
+    chosen = given if isinstance(given, Span) else parse_positions_or_span(given, label)
     run = replace(WHOLE, real=prompts.real if prompts.padded else None)
     found = run.position_mask(chosen, length, label).expand(batch, length)
     if not bool(found.any()):

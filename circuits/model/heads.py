@@ -235,12 +235,9 @@ def _parse_heads_part(part: str, text: str) -> list[AnyHead]:
 
 
 def _is_pair(item: Any) -> bool:
-    return isinstance(item, tuple | list) and len(item) == 2 and all(map(_is_number, item))
-
-
-def _is_number(x: Any) -> bool:
+    if not isinstance(item, tuple | list) or len(item) != 2 or any(isinstance(x, bool) for x in item):
+        return False
     try:
-        operator.index(x)
+        return all(type(operator.index(x)) is int for x in item)
     except TypeError:
         return False
-    return not isinstance(x, bool)

@@ -52,7 +52,11 @@ class HookedModel:
     def __init__(self, model: Any) -> None:
         """Reads a model's hook points, form and sizes; refuses models whose hooks are not proved to act."""
         check_not_compiled(model)
-        hooks = _list_hook_points(model)
+        hooks = {
+            name: hook
+            for name, hook in getattr(model, "hook_dict", {}).items()
+            if isinstance(hook, nn.Module)
+        }
         self.model: nn.Module = model
         self.family = _check_supported_class(model, hooks)
         cfg: Any = model.cfg
@@ -74,7 +78,7 @@ class HookedModel:
         )
         #: True if ln1 and ln2 normalise what attention and MLP add, and nothing what they read.
         self.norms_after_only: bool = (
-            not self.bridged and self._config_entry("original_architecture") in NORMS_AFTER_ONLY
+            not self.bridged and getattr(cfg, "original_architecture", None) in NORMS_AFTER_ONLY
         )
         # A bridge drops the hooks that its model never calls.
         self._bridge = make_bridge_hooks(model, hooks, self.parallel) if self.bridged else None
@@ -82,7 +86,7 @@ class HookedModel:
         self.embeddings = ["embed"] if KINDS["embed"].hook in hooks else []
         if (
             KINDS["pos_embed"].hook in hooks
-            and self._config_entry("positional_embedding_type") != "shortformer"
+            and getattr(cfg, "positional_embedding_type", None) != "shortformer"
         ):
             self.embeddings.append("pos_embed")
         #: The hooks of a bridge around a Hugging Face model; None for other models.
@@ -95,29 +99,25 @@ class HookedModel:
         }
         hooks.update(self.spliced)
         # transformer-lens 3 calls a BERT causal.
-        masked = str(self._config_entry("architecture")).endswith("ForMaskedLM")
+        masked = str(getattr(cfg, "architecture", None)).endswith("ForMaskedLM")
         #: Whether no query sees a key behind it.
-        self.causal = self._config_entry("attention_dir") in (None, "causal") and not masked
-        ungrouped = not self.bridged and self._config_entry("ungroup_grouped_query_attention")
+        self.causal = getattr(cfg, "attention_dir", None) in (None, "causal") and not masked
+        ungrouped = not self.bridged and getattr(cfg, "ungroup_grouped_query_attention", None)
         #: The number of heads at k and v: fewer than `n_heads` under grouped-query attention.
-        self.key_value_heads: int = (not ungrouped and self._config_entry("n_key_value_heads")) or cfg.n_heads
+        self.key_value_heads: int = (not ungrouped and getattr(cfg, "n_key_value_heads", None)) or cfg.n_heads
         self.sizes: dict[str, int | None] = {
             "head": cfg.n_heads,
             "d_head": cfg.d_head,
             "d_model": cfg.d_model,
-            "d_mlp": self._config_entry("d_mlp"),
+            "d_mlp": getattr(cfg, "d_mlp", None),
         }
-
-    def _config_entry(self, name: str) -> Any:
-        """Returns an entry of the model's config; None where it has none."""
-        return getattr(self.model.cfg, name, None)
 
     def _drop_unusable_hooks(self) -> None:
         """Removes hook points that the model has and never calls, and those of sites that are not supported."""
         for layer, block in enumerate(self.block_modules):
             if not hasattr(block, "mlp"):
                 self.hooks.pop(f"blocks.{layer}.hook_mlp_out", None)
-        if self._config_entry("positional_embedding_type") == "alibi":
+        if getattr(self.model.cfg, "positional_embedding_type", None) == "alibi":
             self.hooks.pop("hook_pos_embed", None)
         untested = None if self.bridged else untested_setting(self.model)
         served = KINDS.keys() if untested is None else sites_of_unlisted_model(self.model, untested)
@@ -230,11 +230,11 @@ class HookedModel:
         if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
             dtype = str(tokens.dtype).removeprefix("torch.")
             raise CircuitsError(f"{what} [batch pos] are whole numbers, got {dtype} {list(tokens.shape)}")
-        d_vocab, low, high = self._config_entry("d_vocab"), int(tokens.min()), int(tokens.max())
+        d_vocab, low, high = getattr(self.model.cfg, "d_vocab", None), int(tokens.min()), int(tokens.max())
         if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
             raise CircuitsError(f"{what} are {low} to {high}; the model has ids 0-{d_vocab - 1}")
         # The tables of positions and rotations and the causal mask all have this length.
-        longest = self._config_entry("n_ctx")
+        longest = getattr(self.model.cfg, "n_ctx", None)
         if isinstance(longest, int) and tokens.shape[1] > longest:
             raise CircuitsError(
                 f"{what} are {list(tokens.shape)} [batch pos]; the model has room for {longest} positions"
@@ -340,7 +340,7 @@ class HookedModel:
             revocable.handles = (hook_module_output(point, revocable),)
             return revocable
         block: Any = self.block_module(layer)
-        if not self.bridged and self._config_entry("use_hook_mlp_in"):
+        if not self.bridged and getattr(self.model.cfg, "use_hook_mlp_in", None):
             reader = block.hook_mlp_in
         elif self.post_norm or self.norms_after_only:
             # The MLP reads the stream as it is.
@@ -468,8 +468,3 @@ def is_text_input(given: Any) -> bool:
     return isinstance(given, str) or (
         isinstance(given, list) and bool(given) and all(isinstance(one, str) for one in given)
     )
-
-
-def _list_hook_points(model: nn.Module) -> dict[str, nn.Module]:
-    listed: Mapping[str, Any] = getattr(model, "hook_dict", {})
-    return {name: hook for name, hook in listed.items() if isinstance(hook, nn.Module)}

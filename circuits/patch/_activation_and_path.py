@@ -11,7 +11,7 @@ from circuits.arguments import check_renamed_args, parse_choice
 from circuits.circuit._circuit_edit import parse_stored_activation
 from circuits.circuit._component_graph import Input, Node, input_from_name, node_from_name
 from circuits.errors import CircuitsError, prefix_circuits_errors
-from circuits.frozen_tensors_and_positions import Positions, Snapshot, Span
+from circuits.frozen_tensors_and_positions import Positions, Snapshot, Span, parse_positions_or_span
 from circuits.interventions.apply import Activations
 from circuits.interventions.base import Replacement
 from circuits.interventions.paths import Path, check_writes_and_reads_stream
@@ -20,7 +20,6 @@ from circuits.interventions.places_and_edits import (
     Place,
     parse_place,
     parse_places,
-    parse_query_positions,
     parse_source_positions,
 )
 from circuits.interventions.replacements import FromTensors, FromTokens
@@ -56,7 +55,7 @@ def activations(
     """
     caller = "patch.activations"
     place = parse_place(site, heads, caller, neurons, features)
-    chosen = parse_query_positions(positions, caller)
+    chosen = parse_positions_or_span(positions, caller)
     return Edit(
         caller, (place,), _parse_patch_source(place, source, caller, chosen, source_positions), chosen
     )
@@ -103,7 +102,7 @@ def path(
     check_writes_and_reads_stream(place.site, [target.site for target in targets if target is not None])
     if through is not None:
         parse_choice(through, ("mlps",), caller, "through")
-    chosen = parse_query_positions(positions, caller)
+    chosen = parse_positions_or_span(positions, caller)
     replacement = _parse_patch_source(place, source, caller, chosen, source_positions)
     sender_edit = Edit(caller, (place,), replacement, chosen)
     return Path(sender_edit, targets, through)

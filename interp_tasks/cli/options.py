@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -31,7 +32,6 @@ from interp_tasks.setting_parsing import import_file, parse_settings
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import ResolvedCheckpoint
-    from interp_tasks.experiments import Result
     from interp_tasks.training.config import ResolvedConfig
 
 REF_HELP = (
@@ -118,27 +118,6 @@ def check_output_files_writable(name: str, out: Path | None, plot: bool) -> None
         check_writable_file(result_file_path(out or "", name, suffix))
 
 
-def print_and_write_result(
-    result: Result,
-    format: str,
-    metric: str | None,
-    out: Path | None,
-    plot: bool,
-    quiet: bool,
-    top: int | None = None,
-    written: str | None = None,
-) -> None:
-    """Prints a result, and writes the files that are wanted; ``written`` is one that is there already."""
-
-    def write() -> list[Path]:
-        files = [] if written is None else [Path(written)]
-        if out is not None:
-            return files + result.write(out, page=plot)
-        return files + ([result.page().write(result_file_path("", result.experiment, PAGE))] if plot else [])
-
-    write_and_show(write, lambda: print_in_format(result, format, metric, top), quiet)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TaskAndPresetOptions(ImportOptions):
     """What is trained: a task's model, by a preset and what overrides it."""
@@ -206,7 +185,9 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
             if of_examples:
                 given["progress"] = progress
             result = EXPERIMENTS[experiment.name].function(found, **given)
-        print_and_write_result(result, format, metric, out, plot, quiet, top, asked.get("write"))
+        written = [Path(asked["write"])] if asked.get("write") else []
+        show = partial(print_in_format, result, format, metric, top)
+        write_and_show(lambda: written + result.write(out, page=plot), show, quiet)
 
     parameters = [examined, *own, *of_rows, *options_of_dataclass(ResultOptions)]
     made = make_command(experiment.name, line, experiment.function, parameters, call)

@@ -156,7 +156,6 @@ def print_blocks(
     kept, shared = split_shared_columns(columns, blocks)
     out = stdout_console()
     kept, without = omit_intervals_to_fit([*map(align_numbers, kept)], out.width)
-    named = len(naming_columns(kept))
     parts = fit_columns_to_width(kept, out.width)
     wide = stdout_console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
     for at, (block, (*first, last)) in enumerate(zip(blocks, heads, strict=True)):
@@ -168,11 +167,8 @@ def print_blocks(
             out.print(wrap_heading(above, out.width), style="bold")
         for place, part in enumerate(parts):
             # Below, a row that would say nothing is left out.
-            rows = [
-                row
-                for row in block
-                if not place or any(one.cells[row].strip() not in NOTHING for one, _ in part[named:])
-            ]
+            says = [one for one, _ in part if not place or (one.key not in NAMES and one is not kept[0])]
+            rows = [row for row in block if any(one.cells[row].strip() not in NOTHING for one in says)]
             if not rows:
                 continue
             if place:
@@ -237,18 +233,13 @@ def split_shared_columns(
     return (kept, shared) if kept else (list(columns), [[] for _ in blocks])
 
 
-def naming_columns(columns: Sequence[TextColumn]) -> list[TextColumn]:
-    """Returns the columns that together name a row, or else the first."""
-    return [column for column in columns if column.key in NAMES] or [*columns[:1]]
-
-
 def fit_columns_to_width(columns: Sequence[TextColumn], room: int) -> list[list[tuple[TextColumn, int]]]:
     """Returns as many columns at a time as there is room for, with their widths, which are those of every block.
 
     Columns below the first part begin with those that name a row. A column is at least as wide as its longest word
     and, as far as there is room, as its longest text; texts that have no room stand in several lines.
     """
-    names = naming_columns(columns)
+    names = [column for column in columns if column.key in NAMES] or [*columns[:1]]
     parts: list[list[TextColumn]] = [[]]
     for column in columns:
         if len(parts[-1]) > len(names) and sum(one.longest_word + GAP for one in (*parts[-1], column)) > room:

@@ -366,14 +366,16 @@ class Result:
             "versions": dict(self.versions),
         }
 
-    def write(self, folder: str | Path, *, page: bool = False) -> list[Path]:
+    def write(self, folder: str | Path | None, *, page: bool = False) -> list[Path]:
         """Writes ``NAME.parquet``, ``.csv``, ``.json``, ``NAME.config.json`` (the stamp), and ``NAME.html`` if asked.
 
-        They replace those of an earlier call together, or none of them.
+        They replace those of an earlier call together, or none of them. Without a folder the page alone, here.
 
         Raises:
             UserError: if the file system refuses.
         """
+        if folder is None:
+            return [self.page().write(result_file_path("", self.experiment, PAGE))] if page else []
         contents: dict[str, str | bytes] = {
             ".parquet": self.parquet(),
             ".csv": self.to_csv(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,9 +16,8 @@ from interp_tasks.cli.options import (
     ResultOptions,
     TaskAndPresetOptions,
     check_output_files_writable,
-    print_and_write_result,
 )
-from interp_tasks.cli.tables import print_rows
+from interp_tasks.cli.tables import print_in_format, print_rows, write_and_show
 from interp_tasks.cli.terminal import write_line
 from interp_tasks.setting_parsing import check_task_name, task_config
 from interp_tasks.text_formatting import format_bytes, format_duration, format_flop
@@ -116,4 +116,5 @@ def data(
     output.import_tasks()
     check_task_name(task)
     result = experiments.data(task, task_config(task, settings))
-    print_and_write_result(result, output.format, None, output.out, output.plot, output.quiet)
+    show = partial(print_in_format, result, output.format)
+    write_and_show(lambda: result.write(output.out, page=output.plot), show, output.quiet)

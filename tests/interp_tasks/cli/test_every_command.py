@@ -11,7 +11,6 @@ import torch
 
 import tasks
 from interp_tasks.cli import main
-from interp_tasks.cli import options as cli_options
 from interp_tasks.cli.command_dispatch import iterate_commands
 from interp_tasks.cli.tables import print_in_format
 from interp_tasks.experiments import COLUMNS
@@ -123,11 +122,12 @@ def results(monkeypatch):
     """Keep the results that experiments print, with the metric that was asked for."""
     kept = []
 
-    def keep(result, format, metric, top):
+    def keep(result, format, metric=None, top=None):
         kept.append((result, metric))
         print_in_format(result, format, metric, top)
 
-    monkeypatch.setattr(cli_options, "print_in_format", keep)
+    monkeypatch.setattr("interp_tasks.cli.options.print_in_format", keep)
+    monkeypatch.setattr("interp_tasks.cli.commands.tasks.print_in_format", keep)
     return kept
 
 
