@@ -19,6 +19,7 @@ from circuits.interventions.apply import run
 from circuits.interventions.base import MeanOverExamples, PassRequest, Replacement
 from circuits.interventions.clean_passes_and_edit_hooks import CleanPassResults
 from circuits.interventions.replacements import Zero, align_means_to_prompts, parse_source_prompts
+from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, get_edit_state
 from circuits.model.hooked_model import HookedModel
@@ -117,7 +118,8 @@ class _ChunkAndReplacement(NamedTuple):
 
     def measure_output(self, output: Tensor, name: str) -> PerExample:
         metric, clean = self.examples.metric, output if self.clean is None else self.clean
-        with assert_weights_unchanged(self.examples.hooked.model, metric_label(metric.name)):
+        model = self.examples.hooked.model
+        with hold_eval_mode(model), assert_weights_unchanged(model, metric_label(metric.name)):
             return metric.measure(output, clean, name)
 
 

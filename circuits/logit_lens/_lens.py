@@ -30,6 +30,7 @@ from circuits.logit_lens._stream_parts_and_read_out import (
     readout_sites,
     sites_to_cache,
 )
+from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
@@ -98,7 +99,7 @@ def lens(
         return _attribute_metric(hooked, runs, of_metric, size)
 
     # One block spans everything, so that contributions use the weights that interventions put in.
-    with intervene(model, *edits):
+    with intervene(model, *edits), hold_eval_mode(model):
         return run_within_memory(size, run_with_size)
 
 

@@ -220,16 +220,20 @@ class HookedModel:
                 )
         return {name: value for name, value in tensors.items() if isinstance(value, nn.Parameter)}
 
-    def check_token_ids(self, tokens: Tensor, what: str) -> None:
-        """Refuses token ids and lengths that the model has no embedding for.
-
-        Negative ids would count from the end of the table.
+    def check_prompts(self, prompts: Prompts, what: str) -> None:
+        """Refuses token ids and lengths that the model has no embedding for, inputs that its own forward does not take,
+        and rows that would not get what each gets alone: padding that the model would not mask, rotary angles of a
+        longer row.
         """
+        tokens = prompts.tokens
+        if self.device.type == "meta":
+            raise CircuitsError(f"{what}: the model is on meta, without values; load its weights first")
         if not len(tokens):
             raise CircuitsError(f"{what}: no example is given")
         if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
             dtype = str(tokens.dtype).removeprefix("torch.")
             raise CircuitsError(f"{what} [batch pos] are whole numbers, got {dtype} {list(tokens.shape)}")
+        # Negative ids would count from the end of the table.
         d_vocab, low, high = getattr(self.model.cfg, "d_vocab", None), int(tokens.min()), int(tokens.max())
         if isinstance(d_vocab, int) and d_vocab > 0 and not (low >= 0 and high < d_vocab):
             raise CircuitsError(f"{what} are {low} to {high}; the model has ids 0-{d_vocab - 1}")
@@ -239,12 +243,6 @@ class HookedModel:
             raise CircuitsError(
                 f"{what} are {list(tokens.shape)} [batch pos]; the model has room for {longest} positions"
             )
-
-    def check_prompts(self, prompts: Prompts, what: str) -> None:
-        """Refuses inputs as `check_token_ids` does, what the model's own forward does not take, and rows that would not
-        get what each gets alone: padding that the model would not mask, rotary angles of a longer row.
-        """
-        self.check_token_ids(prompts.tokens, what)
         wrapped: Any = self.model.__dict__.get("original_model", self.model)
         for name in prompts.extra:
             # GPT-2 and GPT-J would look segments up in the table of tokens, at whose hook point the site `embed` is.

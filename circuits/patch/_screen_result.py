@@ -274,8 +274,12 @@ def _tabulate_estimates(
 
 
 def _note_cancelled_effects(metric: str, table: pd.DataFrame, rank: str) -> str | None:
-    """Returns a note where effects of either sign cancel in the means over examples by which rows are ranked."""
+    """Returns a note where effects of either sign cancel in the means over examples by which rows are ranked, or where
+    there are none.
+    """
     means, whole = float(table["estimate"].abs().sum()), float(table["size"].sum())
+    if not whole:
+        return f"{metric}: all estimates are 0: the source may give the same as base"
     if rank == "size" or means >= _KEPT * whole:
         return None
     return (

@@ -170,6 +170,7 @@ def test_shares_of_a_metric_that_is_not_linear_are_of_first_order(causal, tokens
     """The loss is −logit + logsumexp; of the second term the shares take Σ p·logit, and the rest is the entropy."""
 
     def loss(output, rows):
+        assert causal.training != output.requires_grad
         return -output[:, -1].log_softmax(-1).gather(1, rows[:, :1])[:, 0]
 
     found, output = lens(causal, tokens, metric=loss, batch=tokens), run(causal, tokens)[:, -1]

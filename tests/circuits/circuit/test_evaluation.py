@@ -65,6 +65,7 @@ def test_a_gap_that_may_be_none_is_warned_of_once_for_each_metric(model, tokens,
     """An easy mistake: the answers of other prompts."""
 
     def surely(output):
+        assert not model.training
         return output.sum((1, 2)) * 0 + (output[:, 0, 0] > 1e9)
 
     def both(output):
