@@ -37,8 +37,8 @@ from transformer_lens import HookedTransformer
 
 from circuits import circuit, patch, plots
 from circuits.figures.panel_grid import INK, draw_panels, untitled
-from circuits.figures.panels import Series
-from circuits.figures.panels import curve as lines
+from circuits.figures.panel_kinds import Series
+from circuits.figures.panel_kinds import curve as lines
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 SHOWN = (0.05, 0.1, 0.2, 0.4)

@@ -54,7 +54,7 @@ class Competitor:
     def megabytes(self) -> float:
         """Weights, gradients, moments of Adam, memory of the filter."""
         weights = list(self.updater.parameters.values())
-        kept = [*weights, *weights, *self.updater.state_tensors().values()]
+        kept = [*weights, *weights, *self.updater.resume_tensors().values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in kept) / 1e6
 
 

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
         variance,
     )
     from circuits.errors import CircuitsError
-    from circuits.interventions.apply import Activations, cache, intervene, run
     from circuits.interventions.base import Intervention
     from circuits.interventions.grids_and_draws import Draws, draws, grid
+    from circuits.interventions.intervene_run_cache import Activations, cache, intervene, run
     from circuits.interventions.places_and_edits import edit
     from circuits.logit_lens import DirectAttribution, Lens, lens
     from circuits.model.heads import Head, KeyValueGroup, heads
-    from circuits.model.padded_prompts import Prompts
     from circuits.model.prompt_parsing import prompts
+    from circuits.model.prompts_with_mask import Prompts
     from circuits.model.sae import splice
     from circuits.model.sites import Site
     from circuits.model.supported_models import unchecked
@@ -63,7 +63,7 @@ __dir__ = __all__.copy
 # importing torch; names that stand nowhere here are modules.
 _NAMES = {
     "errors": "CircuitsError",
-    "interventions.apply": "Activations cache intervene run",
+    "interventions.intervene_run_cache": "Activations cache intervene run",
     "interventions.base": "Intervention",
     "interventions.places_and_edits": "edit",
     "interventions.grids_and_draws": "Draws draws grid",
@@ -71,7 +71,7 @@ _NAMES = {
     "model.torch_hook_comparison": "check",
     "model.heads": "Head KeyValueGroup heads",
     "model.prompt_parsing": "prompts",
-    "model.padded_prompts": "Prompts",
+    "model.prompts_with_mask": "Prompts",
     "model.sae": "splice",
     "model.sites": "Site",
     "model.supported_models": "unchecked",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError, format_value
-from circuits.frozen_tensors_and_positions import Snapshot, dense_if_array
+from circuits.frozen_tensors_and_positions import Snapshot, to_tensor_if_array
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,7 +56,7 @@ def parse_unpadded_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
 
 def parse_token_tensor(tokens: Any, label: str) -> Tensor:
     """Returns inputs [batch pos] as a tensor, without copying them."""
-    tokens = dense_if_array(tokens, label)
+    tokens = to_tensor_if_array(tokens, label)
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.numel() == 0:
         got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
         raise CircuitsError(f"{label} must be texts, lists of ids or a tensor [batch pos], got {got}")
@@ -70,7 +70,7 @@ _SEVERAL = "of several tensors make torch.utils.data.TensorDataset(a, b), of whi
 
 def parse_metric_batch(batch: Any, caller: str, examples: int | None = None) -> Any:
     """Reads the batch of a metric, anything that takes a slice of rows and has a length, of so many examples."""
-    batch = dense_if_array(batch, f"{caller}: batch") if isinstance(batch, Tensor) else batch
+    batch = to_tensor_if_array(batch, f"{caller}: batch") if isinstance(batch, Tensor) else batch
     sliceable = hasattr(batch, "__len__") and hasattr(batch, "__getitem__") and getattr(batch, "ndim", 1) > 0
     if batch is not None and (not sliceable or isinstance(batch, str | bytes | Mapping)):
         raise CircuitsError(
@@ -87,7 +87,7 @@ def parse_integers(given: Any, caller: str, name: str, least: int | None = 0) ->
     """Reads one or several indices from `least`, without repeats; None stays None."""
     if given is None:
         return None
-    given = dense_if_array(given, f"{caller}: {name}")
+    given = to_tensor_if_array(given, f"{caller}: {name}")
     given = given.tolist() if isinstance(given, Tensor) else given
     found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if not found or not all(is_whole(x, least) for x in found):

@@ -72,7 +72,7 @@ class Snapshot:
         return f"tensor({text['shape']}, {text['dtype']}, sha256={self.sha256[:12]})"
 
 
-def dense_if_array(given: Any, label: str) -> Any:
+def to_tensor_if_array(given: Any, label: str) -> Any:
     """Returns an array or tensor as a tensor; another sequence, such as a column of `datasets`, as a list; anything
     else unchanged.
 
@@ -107,7 +107,7 @@ def dense_if_array(given: Any, label: str) -> Any:
 
 def parse_numbers(given: Any, label: str) -> Tensor:
     """Returns numbers given as a tensor, an array or nested lists as a dense tensor."""
-    dense = dense_if_array(given, label)
+    dense = to_tensor_if_array(given, label)
     try:
         return torch.as_tensor(dense)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -150,7 +150,7 @@ class Span:
 SPANS = ("prompt", "new")
 
 
-def check_no_integer_mask(given: Any, label: str, mask: str) -> None:
+def check_no_integer_mask(given: Any, label: str, mask_text: str) -> None:
     """Refuses a series of whole numbers that may be meant as a mask: only 0 and 1, with repeats or as bytes."""
     is_bytes = isinstance(given, np.ndarray | Tensor) and given.ndim > 0 and given.itemsize == 1
     if isinstance(given, np.ndarray | Tensor):
@@ -164,8 +164,8 @@ def check_no_integer_mask(given: Any, label: str, mask: str) -> None:
         return
     if distinct and distinct <= {0, 1} and (len(numbers) > len(distinct) or is_bytes):
         raise CircuitsError(
-            f"{label}: {len(numbers)} numbers that are all 0 or 1 can be read as a mask {mask} or as the numbers 0 and "
-            "1; give a mask as booleans, and numbers once each, as a list of int"
+            f"{label}: {len(numbers)} numbers that are all 0 or 1 can be read as a mask {mask_text} or as the numbers "
+            "0 and 1; give a mask as booleans, and numbers once each, as a list of int"
         )
 
 
@@ -188,7 +188,7 @@ def parse_positions(given: Any, label: str, repeats: bool = False) -> Positions 
     """Reads positions: integers (negative ones count from the end) or a boolean mask, [pos] or [batch pos]."""
     if given is None:
         return None
-    given = dense_if_array(given, label)
+    given = to_tensor_if_array(given, label)
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         if given.ndim not in (1, 2):
             raise CircuitsError(f"{label}: a mask is [pos] or [batch pos], this one is {list(given.shape)}")

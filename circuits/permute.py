@@ -13,7 +13,7 @@ from torch import Tensor
 
 from circuits.arguments import is_whole, parse_seed
 from circuits.errors import CircuitsError
-from circuits.frozen_tensors_and_positions import dense_if_array
+from circuits.frozen_tensors_and_positions import to_tensor_if_array
 from circuits.interventions.base import HookContext, Replacement
 from circuits.interventions.clean_passes_and_edit_hooks import find_nontoken_argument
 from circuits.interventions.grids_and_draws import Draws
@@ -77,7 +77,7 @@ def positions(permutation_or_seed: IndicesLike) -> Edit:
     given = permutation_or_seed
     if is_whole(given):
         return _position_edit(PermutedPositionTable(parse_seed(given, CALLER), None))
-    given = dense_if_array(given, CALLER)
+    given = to_tensor_if_array(given, CALLER)
     given = given.tolist() if isinstance(given, Tensor) else given
     order = tuple(given) if isinstance(given, Iterable) else ()
     if not order or not all(map(is_whole, order)) or sorted(order) != list(range(len(order))):

@@ -22,10 +22,10 @@ import torch
 
 from circuits.arguments import stringify_keys
 from circuits.errors import CircuitsError
-from circuits.figures import panels
+from circuits.figures import panel_kinds
 from circuits.figures.export import picture, save
 from circuits.figures.panel_grid import draw_panels, titled, untitled
-from circuits.figures.panels import Series
+from circuits.figures.panel_kinds import Series
 from circuits.figures.results import SIGNED, attention_figure, heads_figure, pivot_by_head
 from circuits.fourier import Bands, Spectrum
 from circuits.fourier import spectrum as measure_spectrum
@@ -180,7 +180,7 @@ def curve(
     if not series:
         raise CircuitsError("plots.curve: there is nothing to draw")
     x, y = x_title or x, y_title or y
-    panel = panels.curve(series, x=x, y=y, log_x=log_x, log_y=log_y, height=310)
+    panel = panel_kinds.curve(series, x=x, y=y, log_x=log_x, log_y=log_y, height=310)
     bands = any(one.low is not None for one in series.values())
     subtitle = "Bands: from the lower to the upper bound." if bands else ""
     return draw_panels([panel], title or f"{y} over {x}", subtitle)
@@ -203,7 +203,7 @@ def _curves_of_table(
             raise CircuitsError(
                 f"plots.curve: {name!r} has several rows at one {x}; say with by= which columns tell its series apart"
             )
-        series[name] = panels.rows_to_series(part, x, y)
+        series[name] = panel_kinds.rows_to_one_series(part, x, y)
     return series
 
 

@@ -34,7 +34,7 @@ def interval_columns(name: str, value: Any, drawn: np.ndarray) -> dict[str, Any]
     return dict(zip(ci_names(name), (value, *ends), strict=True))
 
 
-def short_table(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> str:
+def short_table_text(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> str:
     """Returns some columns of a result's table as text, but those that are empty, and how many there are in all.
 
     Numbers have their interval beside them: what `effect` and the two bounds `effect_ci_low` and `effect_ci_high` hold

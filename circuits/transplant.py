@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from circuits.arguments import parse_integers
 from circuits.errors import CircuitsError
-from circuits.frozen_tensors_and_positions import Snapshot, dense_if_array
+from circuits.frozen_tensors_and_positions import Snapshot, to_tensor_if_array
 from circuits.interventions.base import Intervention, WeightEdit
 from circuits.model.edit_state import hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
@@ -42,7 +42,7 @@ class Transplant(Intervention):
             raise CircuitsError(
                 f"{self.label}: no layer {max(self.layers)}: the model has layers 0-{hooked.n_layers - 1}"
             )
-        chosen = select_parameter_names(parameters, self.components, self.layers)
+        chosen = parts_and_layers_by_name(parameters, self.components, self.layers)
         for name in (name for name in chosen if name not in values):
             raise CircuitsError(f"{self.label}: the source has no {name}, the model has; {unlike}")
         for name, value in values.items():
@@ -117,20 +117,20 @@ def weights(
         if adapted := next((name for name in tensors if ".base_layer." in name), None):
             raise CircuitsError(f"{caller}: the source has {adapted}{missing_weights_hint(tensors)}")
         for name in names:
-            if not select_parameter_names(tensors, (name,), chosen):
+            if not parts_and_layers_by_name(tensors, (name,), chosen):
                 where = "" if chosen is None else f" in layers {','.join(map(str, chosen))}"
                 raise CircuitsError(
                     f"{caller}: the source has no weights of {name!r}{where}; it has "
                     f"{', '.join([*tensors][:3]) or 'no tensors'}, ...{missing_weights_hint(tensors)}"
                 )
         values = tuple(
-            (name, Snapshot(dense_if_array(tensors[name], f"{caller}: the source's {name}")))
-            for name in select_parameter_names(tensors, names, chosen)
+            (name, Snapshot(to_tensor_if_array(tensors[name], f"{caller}: the source's {name}")))
+            for name in parts_and_layers_by_name(tensors, names, chosen)
         )
     return Transplant(names, chosen, values)
 
 
-def select_parameter_names(
+def parts_and_layers_by_name(
     names: Iterable[str], components: Iterable[str], layers: tuple[int, ...] | None
 ) -> dict[str, tuple[str, int | None]]:
     """Returns the state_dict names of components and layers, each with its part and layer."""

@@ -75,7 +75,7 @@ class ShippedRunOutcome:
         return row
 
     @property
-    def drop_or_rise(self) -> str:
+    def drop_or_rise_word(self) -> str:
         """What the sudden change of its metric is: an error drops, a share of right answers rises."""
         return "drop" if self.log.direction == "down" else "rise"
 
@@ -91,11 +91,13 @@ class Demo:
 def demo(samples: int = 256, seed: int = 0, progress: Progress | None = None) -> Demo:
     """Ablate attention in shipped models before and after they learn abruptly: some twenty seconds."""
     examples = Examples.of({"samples": samples, "seed": seed, "progress": progress})
-    truth, hidden, made = median_matrix_and_completions(MATRIX_RUN, examples)
+    truth, hidden, made = median_matrix_blanks_completions(MATRIX_RUN, examples)
     matrices = {step: matrix_figure(truth, hidden, each) for step, each in made.items()}
     return Demo(
         measure_shipped_run(MATRIX_RUN, [None], matrices, examples),
-        measure_shipped_run(MODULAR_RUN, [None, (0, 1)], draw_sum_attention(MODULAR_RUN, examples), examples),
+        measure_shipped_run(
+            MODULAR_RUN, [None, (0, 1)], sum_attention_figures_by_step(MODULAR_RUN, examples), examples
+        ),
     )
 
 
@@ -120,7 +122,7 @@ def run_plain_and_uniform(model: Any, tokens: Any, **options: Any) -> list[Any]:
     return [run(model, tokens, *edits, **options) for edits in ((), (ablate.uniform("all"),))]
 
 
-def median_matrix_and_completions(
+def median_matrix_blanks_completions(
     run: str, examples: Examples
 ) -> tuple[Array, NDArray[np.bool_], dict[int, list[Array]]]:
     """Returns a matrix, the one whose error after training is the median, where it is blank, and its completions.
@@ -152,7 +154,7 @@ def median_matrix_and_completions(
     return truth, hidden, made
 
 
-def draw_sum_attention(run: str, examples: Examples) -> dict[int, plotly.graph_objects.Figure]:
+def sum_attention_figures_by_step(run: str, examples: Examples) -> dict[int, plotly.graph_objects.Figure]:
     """Draws what the checkpoints of a run answer to the first sum of a sample, and where their heads look."""
     drawn = {}
     for subject in subjects(f"{run}@all", examples):
@@ -295,14 +297,14 @@ def before_and_after_sections(outcome: ShippedRunOutcome) -> list[Section]:
     columns = [Column("checkpoint", "ref"), Column("step", "step"), *readable_table(frame)[1]]
     notes, name = " ".join(outcome.result.notes), f"demo-{outcome.task.name}"
     (drawn,) = outcome.result.figures()
-    title = f"With and without attention, before and after the {outcome.drop_or_rise}"
+    title = f"With and without attention, before and after the {outcome.drop_or_rise_word}"
     return [replace(drawn, title=title), Table(frame, "All numbers", notes, columns, name, tall=True)]
 
 
 def step_slider_figure(outcome: ShippedRunOutcome) -> plotly.graph_objects.Figure:
     """Returns the pictures behind a slider, which names the marks around the drop."""
     marks = find_marks(outcome.log.path, outcome.log.name)
-    named = {MARKS[mark].format(outcome.drop_or_rise): step for mark, step in marks.items()}
+    named = {MARKS[mark].format(outcome.drop_or_rise_word): step for mark, step in marks.items()}
     labels = step_labels([*outcome.pictures], named)
     return step_slider(dict(zip(labels, outcome.pictures.values(), strict=True)))
 
@@ -314,7 +316,9 @@ def training_curve_figure(
     from circuits.figures.panel_grid import draw_panels
 
     figure = draw_panels([curves_panel(curves, axis, {next(iter(curves)): level})])
-    return Figure(figure, title, f"Bold: from onset to end of the {outcome.drop_or_rise}. Dotted: {dotted}.")
+    return Figure(
+        figure, title, f"Bold: from onset to end of the {outcome.drop_or_rise_word}. Dotted: {dotted}."
+    )
 
 
 def matrix_figure(
@@ -343,7 +347,7 @@ def matrix_panel(values: Array, hidden: NDArray[np.bool_], title: str, largest: 
     """Returns a matrix as coloured cells with its numbers, those at blanks in bold."""
     import numpy as np
 
-    from circuits.figures.panels import heatmap
+    from circuits.figures.panel_kinds import heatmap
 
     text = np.vectorize("{:.2f}".format, otypes=[object])(values)
     text = np.where(np.isnan(values), "", np.where(hidden, "<b>" + text + "</b>", text)).tolist()
@@ -360,7 +364,7 @@ def sum_attention_figure(
     import pandas
 
     from circuits.figures.panel_grid import draw_panels
-    from circuits.figures.panels import heatmap
+    from circuits.figures.panel_kinds import heatmap
 
     (a, b), panels = operands, []
     for name, (given, looks) in zip((TRAINED, UNIFORM), answers, strict=True):

@@ -336,7 +336,7 @@ def effect_color_limits(effects: pandas.DataFrame) -> dict[str, float]:
 def effects_figures(snapshots: Sequence[CheckpointMeasures], ends: Mapping[str, float]) -> Iterator[Any]:
     """Yields for each checkpoint maps of the effect of every head under each edit, layer by head; last, all of them."""
     from circuits.figures.panel_grid import draw_panels
-    from circuits.figures.panels import heatmap
+    from circuits.figures.panel_kinds import heatmap
 
     for each in snapshots:
         panels = []

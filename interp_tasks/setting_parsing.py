@@ -78,7 +78,7 @@ def import_file(path: Path) -> None:
         raise UserError(f"--import {path}{line_text}: {message}") from error
 
 
-def task_config(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
+def parse_task_settings(task: str | None, settings: Sequence[str]) -> dict[str, Any]:
     """Returns a task's own settings as ``--set`` gives them."""
     if not settings:
         return {}

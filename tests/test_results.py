@@ -16,9 +16,9 @@ from interp_tasks.published import paper_names, read_paper
 from interp_tasks.reproduction import check_records
 from interp_tasks.reproduction.judge_paper import NUMBERS
 from interp_tasks.reproduction.runs_and_records import (
-    read_records,
+    read_own_and_shipped_records,
     read_records_file,
-    records_file,
+    shipped_records_file,
     study_digest,
 )
 from interp_tasks.reproduction.study_jobs import all_jobs
@@ -84,7 +84,7 @@ def test_every_claim_is_decided_from_measurements_that_ship(name):
     found = results.judged(name)
     assert found.errors == ()
     assert set(found.frame["claim"]) == {claim.id for claim in found.paper.claim}
-    stored = read_records_file(records_file(name))
+    stored = read_records_file(shipped_records_file(name))
     methods = {study.id: study_digest(study) for study in found.paper.study}
     assert {key: record.method for key, record in stored.items()} == {key: methods[key[0]] for key in stored}
 
@@ -120,7 +120,7 @@ def test_the_records_are_of_the_shipped_runs(name, study):
     one = paper.model_copy(update={"claim": claims, "study": (asked,), "run": (first,)})
     jobs = all_jobs(one, "cpu", "runs", ())
     assert jobs
-    assert all(job.is_recorded(read_records(paper)) for job in jobs)
+    assert all(job.is_recorded(read_own_and_shipped_records(paper)) for job in jobs)
     assert check_records(one) == []
 
 

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from circuits.circuit._component_graph import (
+from circuits.circuit._graph_and_names import (
     EVERYWHERE,
     NOWHERE,
     Edge,

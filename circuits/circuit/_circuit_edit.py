@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from circuits.arguments import parse_choice
-from circuits.circuit._component_graph import (
+from circuits.circuit._graph_and_names import (
     EVERYWHERE,
     NOWHERE,
     Graph,
@@ -20,7 +20,7 @@ from circuits.circuit._component_graph import (
     PositionSet,
 )
 from circuits.errors import CircuitsError
-from circuits.frozen_tensors_and_positions import Snapshot, dense_if_array, positions_to_mask
+from circuits.frozen_tensors_and_positions import Snapshot, positions_to_mask, to_tensor_if_array
 from circuits.interventions.base import (
     ActivationEdit,
     EdgePatch,
@@ -32,8 +32,8 @@ from circuits.interventions.base import (
 )
 from circuits.interventions.replacements import HOW, FromTensors, FromTokens, Mean, Zero
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import broadcast_mask
 from circuits.model.prompt_parsing import is_tokenizer_output, parse_tokens_or_texts
+from circuits.model.prompts_with_mask import broadcast_mask
 from circuits.model.sites import KINDS, Site
 
 #: Up to this many members stand in the description of an intervention.
@@ -197,7 +197,7 @@ def replacement_from_cache(activations: dict[str, Any], caller: str) -> FromTens
 
 def parse_stored_activation(given: Any, name: str, caller: str) -> Tensor:
     """Returns an activation that the user has, by its hook name."""
-    given = dense_if_array(given, f"{caller}: the source's {name}")
+    given = to_tensor_if_array(given, f"{caller}: the source's {name}")
     if not isinstance(given, Tensor) or not given.is_floating_point():
         raise CircuitsError(f"{caller}: the source's {name} is not a tensor of real numbers")
     return given

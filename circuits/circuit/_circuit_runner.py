@@ -13,18 +13,18 @@ from torch import Tensor
 
 from circuits.circuit._circuit import Circuit
 from circuits.circuit._circuit_edit import CircuitEdit, is_sender_hook, replacement_from_cache
-from circuits.circuit._component_graph import EVERYWHERE, Edge, Graph, Member, PositionSet
+from circuits.circuit._graph_and_names import EVERYWHERE, Edge, Graph, Member, PositionSet
 from circuits.errors import CircuitsError
-from circuits.interventions.apply import run
 from circuits.interventions.base import MeanOverExamples, PassRequest, Replacement
 from circuits.interventions.clean_passes_and_edit_hooks import CleanPassResults
+from circuits.interventions.intervene_run_cache import run
 from circuits.interventions.replacements import Zero, align_means_to_prompts, parse_source_prompts
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, get_edit_state
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import Prompts
 from circuits.model.prompt_parsing import parse_prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.sites import Site
 from circuits.statistics import LEVEL, bootstrap_ratios, ratio
 from circuits.sweeps.metrics import Metric, PerExample, Row, metric_label, top_two_logit_diff
@@ -64,7 +64,7 @@ class PatchSetup:
         measured = Metric.parse(metric, batch, (hooked, prompts), caller, default=top_two_logit_diff)
         return cls(caller, hooked, prompts, other, measured, how)
 
-    def check_outside_blocks(self: Self) -> Self:
+    def check_not_inside_intervene(self: Self) -> Self:
         """Raises `CircuitsError` inside a block, whose edits some of the runs would have and others not.
 
         This holds even where the edits do not change base, because they may change a patched run.
@@ -151,7 +151,7 @@ class CircuitRunner:
         cls, examples: PatchSetup, batch_size: int | None, seed: int, draws: int
     ) -> CircuitRunner:
         """Runs the model on base and source, with the activations of the source's senders kept."""
-        hooked = examples.check_outside_blocks().hooked
+        hooked = examples.check_not_inside_intervene().hooked
         graph = Graph.of_model(hooked)
         # What every sender changes of the stream.
         kept = len(graph.nodes) * (hooked.sizes["d_model"] or 1)
@@ -271,7 +271,7 @@ class CircuitRunner:
 
     # ---- Statistics
 
-    def faithfulness_by_metric(self, runs: Sequence[PerExample]) -> Iterator[tuple[str, Faithfulness]]:
+    def faithfulness_by_metric(self, runs: Sequence[PerExample]) -> Iterator[tuple[str, FaithfulnessOfRuns]]:
         """Yields each metric with the faithfulness of runs under it."""
         for metric in self.clean:
             sums, counts = stack_sums_and_counts([self.clean, self.source, *runs], metric)
@@ -286,10 +286,10 @@ class CircuitRunner:
                 for x in (value, drawn)
             )
             ends = value[:2], drawn[:, :2]
-            yield metric, Faithfulness(value[2:], share, drawn_share, drawn[:, 2:], ends, sums.shape[1])
+            yield metric, FaithfulnessOfRuns(value[2:], share, drawn_share, drawn[:, 2:], ends, sums.shape[1])
 
 
-class Faithfulness(NamedTuple):
+class FaithfulnessOfRuns(NamedTuple):
     """Faithfulness of several runs under one metric: 0 as the source run, 1 as the clean one.
 
     Attributes:

@@ -15,11 +15,11 @@ from circuits.circuit._circuit import Circuit
 from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup, stack_sums_and_counts
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.panel_grid import draw_panels
-from circuits.figures.panels import Series, points, rows_to_series
+from circuits.figures.panel_kinds import Series, points, rows_to_one_series
 from circuits.model.types import BatchLike, Figure, MetricLike, TokensLike
 from circuits.statistics import holm_adjusted, p_value_floor_notes, sign_flip_p_values
 from circuits.sweeps.metrics import Row
-from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table
+from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table_text
 
 _CALLER = "circuit.evaluate"
 #: Shares that differ by no more are equal: the last digits of an example depend on what runs beside it.
@@ -58,7 +58,7 @@ class Evaluation:
     settings: dict[str, Any]
 
     def __repr__(self) -> str:
-        lines = [short_table(self.frame, SHOWN)]
+        lines = [short_table_text(self.frame, SHOWN)]
         if self.settings["random"]:
             lines.append(
                 f"random_high: the most faithful of {self.settings['random']} random circuits of the same size; "
@@ -77,7 +77,7 @@ class Evaluation:
         rows = self.frame[self.frame["metric"] == metric]
         drawn = rows[rows["random_low"].notna()]
         ends = (drawn[end].tolist() for end in ("circuit", "random_mean", "random_low", "random_high"))
-        series = {"the circuit": rows_to_series(rows, "circuit", "faithfulness")}
+        series = {"the circuit": rows_to_one_series(rows, "circuit", "faithfulness")}
         series["random circuits of its size, and their range"] = Series(*ends)
         panel = points(series, y="faithfulness", lines=[{"y": 1}])
         subtitle = "0: as the source run, 1 (dashed): as the whole model, with 95% intervals over examples."

@@ -13,7 +13,7 @@ from torch import nn
 from circuits.arguments import is_whole, parse_draws, parse_seed, stringify_keys
 from circuits.circuit._circuit import Circuit
 from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup
-from circuits.circuit._component_graph import (
+from circuits.circuit._graph_and_names import (
     EVERYWHERE,
     NOWHERE,
     EstimateAndExactEffect,
@@ -24,12 +24,12 @@ from circuits.circuit._component_graph import (
 )
 from circuits.errors import CircuitsError, format_value
 from circuits.figures.panel_grid import draw_panels
-from circuits.figures.panels import curve as lines
-from circuits.figures.panels import rows_to_series
+from circuits.figures.panel_kinds import curve as lines
+from circuits.figures.panel_kinds import rows_to_one_series
 from circuits.model.types import BatchLike, Figure, MetricLike, RankingLike, TokensLike
 from circuits.statistics import LEVEL
 from circuits.sweeps.metrics import Row
-from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table
+from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table_text
 
 _CALLER = "circuit.curve"
 #: Blocks that `prune` measures in a round, and the share of what is left that goes in it.
@@ -64,8 +64,8 @@ class Curve:
 
     def __repr__(self) -> str:
         return (
-            f"{short_table(self.areas, AREAS_SHOWN, 'areas')}\nCPR: mean faithfulness f over sizes, larger is better; "
-            "CMD: mean of |1 - f|, smaller is better."
+            f"{short_table_text(self.areas, AREAS_SHOWN, 'areas')}\nCPR: mean faithfulness f over sizes, larger is "
+            "better; CMD: mean of |1 - f|, smaller is better."
         )
 
     def plot(self, metric: str | None = None) -> Figure:
@@ -73,7 +73,7 @@ class Curve:
         metric, *_ = metrics_asked_for(self.frame, metric)
         rows = self.frame[self.frame["metric"] == metric].sort_values("size", kind="stable")
         series = {
-            str(name): rows_to_series(part, "size", "faithfulness")
+            str(name): rows_to_one_series(part, "size", "faithfulness")
             for name, part in rows.groupby("ranking", sort=False)
         }
         panel = lines(series, x="members kept", y="faithfulness", height=310)
@@ -129,7 +129,7 @@ def curve(
     runs = CircuitRunner.after_clean_and_source(examples, batch_size, seed, parse_draws(draws, _CALLER))
     rows, areas = list[Row](), list[Row]()
     for name, ranking in given.items():
-        for points, area in _measure_ranking_curve(runs, ranking.with_graph(runs.graph), asked):
+        for points, area in _measure_curve_and_areas(runs, ranking.with_graph(runs.graph), asked):
             rows += [{"ranking": name, **row} for row in points]
             areas.append({"ranking": name, **area})
     return Curve(
@@ -232,7 +232,7 @@ def prune(
     return [f"{member}{at.name_suffix}" for member, at in reversed(removed)]
 
 
-def _measure_ranking_curve(
+def _measure_curve_and_areas(
     runner: CircuitRunner, ranking: _Ranking, asked: list[int | float] | None
 ) -> Iterator[tuple[list[Row], Row]]:
     """Yields the points of a ranking's curve under each metric, and the areas under it.

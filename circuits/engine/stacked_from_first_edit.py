@@ -30,10 +30,10 @@ from circuits.interventions.clean_passes_and_edit_hooks import (
     replacement_and_mask,
 )
 from circuits.model.decode_steps import DecodeStep
-from circuits.model.edit_state import EditState, get_edit_state, mark_running_rows, modules_of
+from circuits.model.edit_state import EditState, get_edit_state, list_modules, mark_running_rows
 from circuits.model.hooked_model import INSIDE, HookedModel
 from circuits.model.hooks import keep_hooks_on
-from circuits.model.padded_prompts import Prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.sites import KINDS
 
 #: A user's class says by this attribute, in its body, that its blocks read nothing but the stream and what the model
@@ -69,7 +69,7 @@ def reason_not_to_stack(hooked: HookedModel, prompts: Prompts) -> str | None:
     if not all(str(getattr(hook, "__module__", "")).startswith("torch.utils.") for hook in everywhere):
         return "there are hooks on all modules"
     classes: set[type] = set()
-    for module in modules_of(model):
+    for module in list_modules(model):
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             name = next(name for name, one in model.named_modules() if one is module)
             what = "a forward of its own" if "forward" in vars(module) else "a hook"

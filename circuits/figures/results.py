@@ -13,7 +13,7 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.figures.panel_grid import colour_and_symbol, draw_panels
-from circuits.figures.panels import Series, curve, heatmap, points, rows_to_series
+from circuits.figures.panel_kinds import Series, curve, heatmap, points, rows_to_one_series
 
 #: How the controls of a probe are drawn.
 CONTROLS = {
@@ -94,7 +94,7 @@ def _draw_sweep_points(frame: pd.DataFrame, metrics: Sequence[str]) -> Any:
                     values = (each["variant"].tolist(), each["value"].tolist())
                     series[f"{name}, each draw"] = Series(*values, style=style, look=index)
                 else:
-                    series[name] = rows_to_series(each, "variant", look=index)
+                    series[name] = rows_to_one_series(each, "variant", look=index)
             unedited = float(part["baseline"].iloc[0])
             if unedited == unedited:
                 dashed = {"dash": "dash", "color": colour_and_symbol(index)[0], "width": 1.5}
@@ -207,7 +207,7 @@ def probe_figure(frame: pd.DataFrame, by: str | None = None) -> Any:
     for (target, metric), part in frame.groupby(["target", "metric"], sort=False):
         series: dict[str, Series] = {}
         for name, rows in part.groupby("line", sort=False):
-            series[str(name)] = rows_to_series(rows, "layer", look=looks[name])
+            series[str(name)] = rows_to_one_series(rows, "layer", look=looks[name])
             for control, (dash, _) in CONTROLS.items():
                 style = {"line": {"dash": dash, "width": 1.5}, "marker": {"size": 4}, "showlegend": False}
                 if rows[control].notna().any():

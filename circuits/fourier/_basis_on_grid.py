@@ -16,7 +16,7 @@ from torch import Tensor
 from circuits.arguments import is_whole, parse_frequencies, parse_token_tensor, stringify_keys
 from circuits.errors import CircuitsError, format_value
 from circuits.fourier_waves import cos_sin, wave_products
-from circuits.frozen_tensors_and_positions import dense_if_array, parse_numbers
+from circuits.frozen_tensors_and_positions import parse_numbers, to_tensor_if_array
 
 
 def basis(period: int) -> Float[Tensor, "period period"]:
@@ -153,7 +153,7 @@ class Grid:
 
     def arrange(self, x: ArrayLike, axis: int = 0) -> Tensor:
         """Unfolds the axis of the cells into the grid, [*sizes ...]; the other axes follow in their order."""
-        x = torch.as_tensor(dense_if_array(x, "Grid"))
+        x = torch.as_tensor(to_tensor_if_array(x, "Grid"))
         cells_first = x.movedim(parse_axis(axis, x), 0)
         length = self.cells if self.length is None else self.length
         if len(cells_first) != length:
@@ -172,7 +172,7 @@ class Grid:
 
 def _as_list(given: Any) -> list[Any]:
     """Returns the entries of a sequence, array or tensor; none of anything else."""
-    given = dense_if_array(given, "Grid.of_inputs: values")
+    given = to_tensor_if_array(given, "Grid.of_inputs: values")
     given = given.tolist() if isinstance(given, Tensor) else given
     return list(given) if isinstance(given, Sequence) else []
 

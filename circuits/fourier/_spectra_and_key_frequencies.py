@@ -18,8 +18,8 @@ from torch import Tensor
 from circuits.arguments import parse_choice
 from circuits.errors import CircuitsError
 from circuits.figures.panel_grid import Figure, draw_panels
-from circuits.figures.panels import heatmap
-from circuits.figures.panels import spectrum as bars_of_spectrum
+from circuits.figures.panel_kinds import heatmap
+from circuits.figures.panel_kinds import spectrum as bars_of_spectrum
 from circuits.fourier._basis_on_grid import (
     Grid,
     frequencies,
@@ -28,7 +28,7 @@ from circuits.fourier._basis_on_grid import (
     parse_grid,
     transform,
 )
-from circuits.table_printing import short_table
+from circuits.table_printing import short_table_text
 
 #: A power below this share of the mean square is a rounding error.
 ROUNDING = 1e-20
@@ -81,7 +81,7 @@ class Spectrum:
     power: Float[Tensor, "*shape"]
 
     def __repr__(self) -> str:
-        return short_table(self.frame, [*self.grid.axes, "share", "norm"])
+        return short_table_text(self.frame, [*self.grid.axes, "share", "norm"])
 
     @property
     def variance(self) -> Tensor:

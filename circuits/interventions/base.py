@@ -1,7 +1,7 @@
 """Defines interventions: frozen values that name places and replacements, without a model.
 
 When a model is at hand, `Intervention.plan` turns it into `ActivationEdit`s, `WeightEdit`s and `EdgePatch`es, which
-`circuits.interventions.apply` carries out.
+`circuits.interventions.intervene_run_cache` carries out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from circuits.frozen_tensors_and_positions import Positions, Snapshot, Span
 from circuits.model.decode_steps import WHOLE, DecodeStep
 from circuits.model.edit_state import EditState
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import Prompts, broadcast_mask
+from circuits.model.prompts_with_mask import Prompts, broadcast_mask
 from circuits.model.sites import SiteKind
 
 

@@ -18,15 +18,15 @@ from circuits.model.activation_recording import attach_to_hooks, hold_eval_mode,
 from circuits.model.batch_size import choose_batch_size
 from circuits.model.decode_steps import (
     DecodeStep,
-    GenerationState,
+    GenerationTracker,
     find_key_value_cache,
     generation_id,
     past_length,
 )
 from circuits.model.edit_state import EditState, assert_weights_unchanged, edits_suspended
 from circuits.model.hooked_model import HookedModel, is_text_input
-from circuits.model.padded_prompts import Prompts, positions_from_mask
 from circuits.model.prompt_parsing import mask_of_model, mask_of_tokenizer
+from circuits.model.prompts_with_mask import Prompts, positions_from_mask
 
 CACHED = "a key-value cache"
 PADDING = "padding"
@@ -154,7 +154,7 @@ class EditedRuns:
     count: int = 0
     #: What is to be checked when the run ends.
     checks: ExitStack = field(default_factory=ExitStack)
-    generation: GenerationState = field(default_factory=GenerationState)
+    generation: GenerationTracker = field(default_factory=GenerationTracker)
     #: The edits, by id, that some run passed without a position of theirs.
     missed: set[int] = field(default_factory=set)
     #: The senders of edges, by id, that some run reached at a position of theirs.

@@ -171,7 +171,7 @@ class EdgeHooks:
         order = order_of_computation("q", layer, self._receivers)
         if layer == 0 and run.left is not None:
             run.left = self._apply_and_propagate(
-                run, partial(self._projections.apply_stream_norm_after, "embed", None), run.left, order
+                run, partial(self._projections.apply_post_norm_after, "embed", None), run.left, order
             )
         if run.left is not None and (run.changes or run.carried) and max(self._last.values()) >= order:
             # Whatever changed the stream between blocks would change the differences as well.
@@ -184,7 +184,7 @@ class EdgeHooks:
             run, partial(self._hooked.apply_hooks, hook_at("resid_pre", layer)), x, order
         )
         if self._hooked.parallel:
-            self._prepare_mlp_input(run, layer, beyond_mlp, x, arriving, stream)
+            self._prepare_mlp_input_and_outputs(run, layer, beyond_mlp, x, arriving, stream)
         heads_by_site = {site: heads for site in BY_HEAD if (heads := self._heads.get(hook_at(site, layer)))}
         groups = list(
             dict.fromkeys(
@@ -207,7 +207,7 @@ class EdgeHooks:
         for site, heads in heads_by_site.items():
             hook = hook_at(site, layer)
             at = _slice_or_list([groups.index(self._groups[hook, head]) for head in heads])
-            weight, bias = projections.qkv_weights(site, layer)
+            weight, bias = projections.qkv_weight_and_bias(site, layer)
             of_heads = _slice_or_list([int(head) for head in heads if head is not None])
             weight, bias = weight[of_heads], bias[of_heads]
             aside = 0 if run.positions is None or site == "v" else run.positions
@@ -248,7 +248,7 @@ class EdgeHooks:
         after = self._after_hooks(run, hook, x)
         inner, changes = run.inner.pop(OUTPUTS[site], (None, {}))
         if inner is not None:
-            weight, bias = self._projections.weights_to_stream(OUTPUTS[site], layer)
+            weight, bias = self._projections.output_weight_and_bias(OUTPUTS[site], layer)
             label = self._senders[next(iter(changes))].label
             output = inner.flatten(2) @ weight
             output = output if bias is None else output + bias
@@ -286,9 +286,9 @@ class EdgeHooks:
             run, partial(self._hooked.apply_hooks, hook_at("resid_mid", layer)), x, order
         )
         stream = self._apply_and_propagate(
-            run, partial(self._projections.apply_stream_norm_after, "resid_mid", layer), stream, order
+            run, partial(self._projections.apply_post_norm_after, "resid_mid", layer), stream, order
         )
-        self._prepare_mlp_input(run, layer, groups, x, arriving, stream)
+        self._prepare_mlp_input_and_outputs(run, layer, groups, x, arriving, stream)
 
     def _groups_through_mlp(self, layer: int) -> list[Group]:
         """Returns the groups on whose streams the MLP of a layer is recomputed."""
@@ -297,7 +297,7 @@ class EdgeHooks:
         order = order_of_computation("mlp_pre", layer, self._receivers)
         return [group for group, last in self._last.items() if last > order]
 
-    def _prepare_mlp_input(
+    def _prepare_mlp_input_and_outputs(
         self,
         run: EdgeRunState,
         layer: int,
@@ -338,7 +338,7 @@ class EdgeHooks:
             self._call.received.add(hook)
         stream = self._apply_and_propagate(run, partial(self._hooked.apply_hooks, hook), x, order)
         # Copied, as a hook on the block may write to it in place.
-        onward = partial(self._projections.apply_stream_norm_after, "resid_post", layer)
+        onward = partial(self._projections.apply_post_norm_after, "resid_post", layer)
         run.left = self._apply_and_propagate(run, onward, stream, order).clone()
         return new
 

@@ -17,7 +17,7 @@ from circuits.errors import CircuitsError
 from circuits.fourier_waves import wave_products
 from circuits.frozen_tensors_and_positions import Positions, Snapshot
 from circuits.interventions.base import ActivationEdit, HookContext, PassRequest, Reduction, Replacement
-from circuits.model.padded_prompts import Prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.sites import SiteKind
 
 #: Choices for the components of a frequency.

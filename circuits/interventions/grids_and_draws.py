@@ -12,7 +12,7 @@ from torch import Tensor
 
 from circuits.arguments import is_whole, parse_seed
 from circuits.errors import CircuitsError, format_value
-from circuits.frozen_tensors_and_positions import Snapshot, dense_if_array
+from circuits.frozen_tensors_and_positions import Snapshot, to_tensor_if_array
 from circuits.interventions.base import Intervention
 from circuits.model.heads import Head, KeyValueGroup
 
@@ -77,7 +77,7 @@ _NUMBERS = _SINGULAR | {"what": "layer", "permutation_or_seed": "seed"}
 def name_and_convert_item(axis: str, item: Any) -> tuple[str, Any]:
     """Returns the name of an item in a table, and the item as `make` takes it."""
     if isinstance(item, Tensor | np.ndarray):
-        return repr(Snapshot(dense_if_array(item, axis or "item"))), item
+        return repr(Snapshot(to_tensor_if_array(item, axis or "item"))), item
     if isinstance(item, Head | KeyValueGroup):
         return str(item), [item]
     if is_whole(item) and axis:

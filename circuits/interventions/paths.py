@@ -115,7 +115,7 @@ def receiver_site_order(hooked: HookedModel) -> dict[str, int]:
 
     Raises `CircuitsError` for a model whose paths were not compared with a forward by hand.
     """
-    hooked.check_paths_proved()
+    hooked.check_path_patching_proved()
     return RECEIVERS | {"mlp_pre": RECEIVERS["q"]} if hooked.parallel else RECEIVERS
 
 

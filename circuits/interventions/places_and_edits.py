@@ -180,8 +180,8 @@ def parse_source_positions(
     return at
 
 
-def parse_positions_without_mask(keys: Any, caller: str, name: str = "keys") -> Positions | None:
-    positions = parse_positions(keys, f"{caller}, {name}")
+def parse_positions_without_mask(given: Any, caller: str, name: str = "keys") -> Positions | None:
+    positions = parse_positions(given, f"{caller}, {name}")
     if isinstance(positions, Snapshot):
         raise CircuitsError(
             f"{caller}: {name} are positions, the same for every example; got a mask {list(positions.shape)}"

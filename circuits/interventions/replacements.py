@@ -16,10 +16,10 @@ from circuits.frozen_tensors_and_positions import (
     Positions,
     Snapshot,
     Span,
-    dense_if_array,
     describe_positions,
     positions_to_columns,
     positions_to_mask,
+    to_tensor_if_array,
 )
 from circuits.interventions.base import (
     ActivationEdit,
@@ -30,7 +30,8 @@ from circuits.interventions.base import (
     Replacement,
 )
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import (
+from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts, prompts_for_model
+from circuits.model.prompts_with_mask import (
     Given,
     Prompts,
     broadcast_mask,
@@ -38,7 +39,6 @@ from circuits.model.padded_prompts import (
     gather_columns,
     positions_from_mask,
 )
-from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts, tokenise_for_model
 from circuits.model.sites import KINDS
 
 # The direction of every patch, as descriptions give it.
@@ -80,7 +80,7 @@ class _FromPrompts(Replacement):
 
     def resolve(self, hooked: HookedModel, owner: Intervention) -> Replacement:
         with prefix_circuits_errors(owner.label):
-            found = replace(self, given=tokenise_for_model(self.given, hooked, self.role))
+            found = replace(self, given=prompts_for_model(self.given, hooked, self.role))
         found.check_prompts(hooked, owner.label)
         return found
 
@@ -285,7 +285,7 @@ class FromFunction(Replacement):
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         # A copy, so that a function that works in place does not reach the entries that are to stay.
         try:
-            new = dense_if_array(self.function(current.clone()), f"{context.write.label}: the function")
+            new = to_tensor_if_array(self.function(current.clone()), f"{context.write.label}: the function")
         except TypeError as error:
             if getattr(error.__traceback__, "tb_next", None):  # of what it does, not of the call
                 raise
@@ -433,7 +433,7 @@ def align_source(
         source, there = (context.rows_of_this_call(one, len(current), what) for one in (source, there))
     there = there.to(current.device)
     if at is not None:
-        values = gather_columns(source, _source_column_of_each(at, there, current, context), axis)
+        values = gather_columns(source, _source_column_per_run_column(at, there, current, context), axis)
         check_source_shape(values, current, write, "source")
         return values
     real = context.mask_with_past(current)
@@ -451,7 +451,7 @@ def align_source(
     return select_own_positions(source, own, lengths, current, real, context, start)
 
 
-def _source_column_of_each(
+def _source_column_per_run_column(
     at: Positions, source_real: Tensor, current: Tensor, context: HookContext
 ) -> Tensor:
     """Returns for each column of the run that of the source which goes there, [batch pos]; 0 where none does. Positions

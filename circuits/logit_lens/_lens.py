@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.figures.panel_grid import draw_panels
-from circuits.figures.panels import bars, heatmap, rows_to_series
+from circuits.figures.panel_kinds import bars, heatmap, rows_to_one_series
 from circuits.figures.results import pivot_by_head
 from circuits.frozen_tensors_and_positions import (
     Snapshot,
@@ -22,8 +22,8 @@ from circuits.frozen_tensors_and_positions import (
     positions_to_columns,
     positions_to_mask,
 )
-from circuits.interventions.apply import intervene, run_keeping_padding
 from circuits.interventions.base import Intervention
+from circuits.interventions.intervene_run_cache import intervene, run_keeping_padding
 from circuits.logit_lens._stream_parts_and_read_out import (
     ReadOut,
     component_contributions,
@@ -34,13 +34,13 @@ from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import Prompts, gather_columns
 from circuits.model.prompt_parsing import parse_prompts
+from circuits.model.prompts_with_mask import Prompts, gather_columns
 from circuits.model.sites import Site
 from circuits.model.types import BatchLike, Figure, MetricLike, PositionsLike, TokensLike
 from circuits.statistics import LEVEL, summary_columns
 from circuits.sweeps.metrics import Metric, is_sum_count_pair, metric_label
-from circuits.table_printing import ci_names, short_table
+from circuits.table_printing import ci_names, short_table_text
 
 # The rest of a metric that counts as rounding, relative to its terms.
 _LINEAR = 1e-5
@@ -192,7 +192,7 @@ def _compute_metric_and_gradient(metric: Metric, output: Tensor) -> tuple[str, T
     """Returns the metric's name, it of each example, what it is divided by, and its gradient at the output."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = output.clone().requires_grad_()
-        values = metric.call_function(leaf, output)
+        values = metric.compute_values(leaf, output)
         if len(values) > 1:
             raise CircuitsError(f"lens: one metric at a time; this one gives {', '.join(values)}")
         ((name, value),) = values.items()
@@ -370,14 +370,14 @@ class DirectAttribution:
 
     def __repr__(self) -> str:
         mean = float(self.metric.sum() / self.counts.sum())
-        table = short_table(self.frame, ("component", "share", "share_ci_low", "share_ci_high"))
+        table = short_table_text(self.frame, ("component", "share", "share_ci_low", "share_ci_high"))
         return f"Direct shares of {self.name}, {mean:.4g} on average:\n{table}"
 
     def plot(self) -> Figure:
         """Returns a plotly figure of the shares: of each layer's attention and MLP as bars, of each head as a map."""
         heads = pivot_by_head(self.frame[self.frame["head"].notna()], "share")
         panels = [
-            bars({"share": rows_to_series(self.layers, "component", "share")}, y=f"share of {self.name}"),
+            bars({"share": rows_to_one_series(self.layers, "component", "share")}, y=f"share of {self.name}"),
             heatmap(heads, unit="share", signed=True, row=26),
         ]
         subtitle = "What each part adds directly, with the 95% interval over examples; below, each head."

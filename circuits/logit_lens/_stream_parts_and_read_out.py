@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from circuits.errors import CircuitsError
-from circuits.interventions.apply import Activations
+from circuits.interventions.intervene_run_cache import Activations
 from circuits.model.head_and_mlp_projections import Projections
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
@@ -143,7 +143,7 @@ class ReadOut:
         """Builds the read-out of the last residual stream, with the kind of norm that reproduces the model's output
         best, or without a norm.
         """
-        norm = hooked.norm_path_after("resid_post", hooked.n_layers - 1) or "ln_final" if normed else ""
+        norm = hooked.post_norm_path_after("resid_post", hooked.n_layers - 1) or "ln_final" if normed else ""
         weights = hooked.model.state_dict()
         weight = weights.get("unembed.W_U")
         weight = weights["unembed.weight"].T.clone() if weight is None else weight.clone()
@@ -194,7 +194,7 @@ def component_contributions(hooked: HookedModel, seen: Activations, edited: bool
             stream.parts[f"mlp_out.{layer}"] = seen[Site("mlp_out", layer)]
         if layer < hooked.n_layers - 1:
             stream.normalise("resid_post", layer)
-    stream.attribute_remainder(seen[Site("resid_post", hooked.n_layers - 1)])
+    stream.attribute_remainder_to_edits(seen[Site("resid_post", hooked.n_layers - 1)])
     if "edits" in stream.parts:
         stream.parts["edits"] = stream.parts.pop("edits")  # moves it to the end
     return stream.parts
@@ -215,7 +215,7 @@ class _StreamDecomposition:
             name: seen[name].expand(self.shape) for name in hooked.embeddings if Site(name).hook() in seen
         }
 
-    def attribute_remainder(self, stream: Tensor) -> None:
+    def attribute_remainder_to_edits(self, stream: Tensor) -> None:
         """Attributes the part of the stream that no component has added to "edits"."""
         parts = torch.stack(list(self.parts.values()))
         remainder = stream - parts.sum(0)
@@ -232,19 +232,19 @@ class _StreamDecomposition:
 
     def normalise(self, site: str, layer: int | None) -> None:
         """Divides every part by the norm of the stream at a site, and lists the norm's bias as a part."""
-        path = self.hooked.norm_path_after(site, layer)
+        path = self.hooked.post_norm_path_after(site, layer)
         if path is None:
             return
         whole = torch.stack(list(self.parts.values())).sum(0)
         stream = whole if layer is None else self.seen[Site(site, layer)]
-        self.attribute_remainder(stream)
+        self.attribute_remainder_to_edits(stream)
         norm, *_ = Norm.candidates(self.hooked, *_norm_weights(self.hooked, path))
-        self._pass_through_norm(norm, self.parts, norm.scale(stream), path, layer)
+        self._apply_norm_to_parts_in_place(norm, self.parts, norm.scale(stream), path, layer)
 
     def add_attention(self, layer: int) -> None:
         """Adds the output of each head of a layer, and their common biases."""
         z = self.seen[Site("z", layer)]
-        weight, bias = self.projections.weights_to_stream("z", layer)
+        weight, bias = self.projections.output_weight_and_bias("z", layer)
         out = weight.detach().unflatten(0, z.shape[2:])
         added = {str(Head(layer, head)): z[:, :, head] @ out[head] for head in range(z.shape[2])}
         if bias is not None:
@@ -253,10 +253,10 @@ class _StreamDecomposition:
         if path is not None:
             whole = torch.stack(list(added.values())).sum(0)
             norm = Norm.fit(self.hooked, path, whole)
-            self._pass_through_norm(norm, added, norm.scale(whole), path, layer)
+            self._apply_norm_to_parts_in_place(norm, added, norm.scale(whole), path, layer)
         self.parts |= added
 
-    def _pass_through_norm(
+    def _apply_norm_to_parts_in_place(
         self, norm: Norm, parts: dict[str, Tensor], scale: Tensor | float, path: str, layer: int | None
     ) -> None:
         """Replaces parts by what a norm of this scale makes of them, and adds its bias."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.edit_state import hold_model_exclusively, mark_running_rows, modules_of, undo_on_exit
+from circuits.model.edit_state import hold_model_exclusively, list_modules, mark_running_rows, undo_on_exit
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Function
-from circuits.model.padded_prompts import Prompts
+from circuits.model.prompts_with_mask import Prompts
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def hold_eval_mode(model: nn.Module) -> Iterator[None]:
     Modes belong to the model and not to a thread, so another is refused meanwhile.
     """
     with hold_model_exclusively(model):
-        before = [(module, module.training) for module in modules_of(model)]
+        before = [(module, module.training) for module in list_modules(model)]
 
         def restore_modes() -> None:
             for module, training in before:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
-from circuits.model.edit_state import modules_of
+from circuits.model.edit_state import list_modules
 from circuits.model.hooks import (
     Function,
     Handle,
@@ -29,7 +29,7 @@ from circuits.model.hooks import (
     hook_module_output,
     run_hooked_module,
 )
-from circuits.model.padded_prompts import Prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.softmax_hooks import SoftmaxHooks
 from circuits.model.supported_models import AT_SOFTMAX, ModelFamily, find_model_family
@@ -213,14 +213,14 @@ class HuggingFaceBridgeHooks(BridgeHooks):
 
     def check_equal_lengths_for_rotary(self, prompts: Prompts, what: str) -> None:
         """Refuses prompts of unequal length where a row gets the rotary angles of the longest in the batch."""
-        if self._length_dependent_rope and (prompts.padded or "position_ids" in prompts.extra):
+        if self._length_dependent_rope_type and (prompts.padded or "position_ids" in prompts.extra):
             raise CircuitsError(
-                f"{what}: with {self._length_dependent_rope} rotary scaling a prompt gets other angles beside a longer "
-                "one than alone; run prompts of each length apart"
+                f"{what}: with {self._length_dependent_rope_type} rotary scaling a prompt gets other angles beside a "
+                "longer one than alone; run prompts of each length apart"
             )
 
     @cached_property
-    def _length_dependent_rope(self) -> str | None:
+    def _length_dependent_rope_type(self) -> str | None:
         """The rotary scaling whose angles depend on the longest row of a run."""
         config: Any = self.wrapped.config
         scaling = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
@@ -230,7 +230,7 @@ class HuggingFaceBridgeHooks(BridgeHooks):
         """Makes the next run compute its rotary angles anew; with dynamic scaling they would be an earlier, longer
         run's.
         """
-        for module in modules_of(self._model) if self._length_dependent_rope else ():
+        for module in list_modules(self._model) if self._length_dependent_rope_type else ():
             for name in [each for each in vars(module) if each.endswith("max_seq_len_cached")]:
                 setattr(module, name, 0)
 

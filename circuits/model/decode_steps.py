@@ -17,12 +17,12 @@ from circuits.frozen_tensors_and_positions import (
     Positions,
     Snapshot,
     Span,
-    dense_if_array,
     parse_positions_or_span,
     positions_to_mask,
+    to_tensor_if_array,
 )
 from circuits.model.hooks import Handle, Handles, MethodWrapper
-from circuits.model.padded_prompts import Prompts, positions_from_mask
+from circuits.model.prompts_with_mask import Prompts, positions_from_mask
 
 #: The methods of a model, or of the one that it wraps, that call it once for each new token.
 METHODS = ("generate", "generate_stream", "hf_generate")
@@ -157,7 +157,7 @@ def parse_position_mask(positions: Any, prompts: Prompts, label: str) -> Tensor:
         positions: numbers, a slice or a `Span`, which count in each prompt's own tokens; or a mask, [batch pos],
             [batch 1] or [pos]; None: all.
     """
-    given, (batch, length) = dense_if_array(positions, label), prompts.shape[:2]
+    given, (batch, length) = to_tensor_if_array(positions, label), prompts.shape[:2]
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         if tuple(given.shape) not in ((length,), (batch, length), (batch, 1)):
             raise CircuitsError(
@@ -174,7 +174,7 @@ def parse_position_mask(positions: Any, prompts: Prompts, label: str) -> Tensor:
 
 
 @dataclass
-class GenerationState:
+class GenerationTracker:
     """Follows the runs of a model inside a block: which of them go on from an earlier one. Several generations, or
     loops with a cache each, may take turns.
 

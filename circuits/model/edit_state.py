@@ -73,7 +73,7 @@ class EditState:
     # True when no block is open any more: the hooks of this state do nothing.
     ended: bool = False
 
-    def write_parameters(self, values: Mapping[nn.Parameter, Tensor]) -> None:
+    def write_and_note_versions(self, values: Mapping[nn.Parameter, Tensor]) -> None:
         """Copies values in place, so that tied and viewed parameters stay what they are, and so that torch refuses a
         backward pass through values that are no longer there.
         """
@@ -139,7 +139,7 @@ def hold_model_exclusively(model: nn.Module) -> Iterator[None]:
             for undo in reversed([*state.undo.values()]):
                 undo()
             if state.originals:
-                state.write_parameters(state.originals)
+                state.write_and_note_versions(state.originals)
 
 
 @contextmanager
@@ -164,12 +164,12 @@ def edits_suspended(model: nn.Module) -> Iterator[None]:
             return
         before = {parameter: parameter.detach().clone() for parameter in state.originals}
         try:
-            state.write_parameters(state.originals)
+            state.write_and_note_versions(state.originals)
             state.suspended = True
             yield
         finally:
             state.suspended = False
-            state.write_parameters(before)
+            state.write_and_note_versions(before)
 
 
 @contextmanager
@@ -179,11 +179,11 @@ def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
     Blocks of ours may have replaced weights and put them back. Writes by way of `data`, which torch does not count, are
     not noticed.
     """
-    before = {one: _version_and_address(one) for one in parameters_of(model)}
+    before = {one: _version_and_address(one) for one in list_parameters(model)}
     # The memory of before is held, so that no other tensor can have its address.
     held = [parameter.detach() for parameter in before]
     yield
-    after = {one: _version_and_address(one) for one in parameters_of(model)}
+    after = {one: _version_and_address(one) for one in list_parameters(model)}
     del held
     ours = get_edit_state(model).written
     for parameter, version in after.items():
@@ -195,7 +195,7 @@ def assert_weights_unchanged(model: nn.Module, who: str) -> Iterator[None]:
             )
 
 
-def modules_of(model: nn.Module) -> list[nn.Module]:
+def list_modules(model: nn.Module) -> list[nn.Module]:
     """Returns the modules of a model, each once, and those of the model that a bridge is around, which the bridge does
     not register: no module of it holds the dropout of GPT-2's embeddings.
 
@@ -213,9 +213,9 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def parameters_of(model: nn.Module) -> list[nn.Parameter]:
+def list_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Returns the parameters of a model, each once, with those of the model that a bridge is around."""
-    held = (parameter for module in modules_of(model) for parameter in module._parameters.values())
+    held = (parameter for module in list_modules(model) for parameter in module._parameters.values())
     return list(dict.fromkeys(parameter for parameter in held if parameter is not None))
 
 
@@ -251,7 +251,7 @@ def parameters_replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, T
         for parameter in new:
             state.originals.setdefault(parameter, parameter.detach().clone())
         state.replacing.append(new)
-        state.write_parameters(new)
+        state.write_and_note_versions(new)
         yield
     finally:
         current = state.replaced_values()
@@ -264,7 +264,7 @@ def parameters_replaced(model: nn.Module, values: Iterable[tuple[nn.Parameter, T
         state.replacing[:] = [block for block in state.replacing if block is not new]
         left = state.replaced_values()
         originals = {one: state.originals.pop(one) for one in new if one in state.originals.keys() - left}
-        state.write_parameters(
+        state.write_and_note_versions(
             {one: value for one, value in (left | originals).items() if one in new.keys() - others}
         )
     # load_state_dict(..., assign=True) makes new ones, on which the block does not act.

@@ -53,9 +53,9 @@ class Projections:
         normed: Tensor = self.hooked.block_module(layer).ln1(streams)
         return normed
 
-    def apply_stream_norm_after(self, site: str, layer: int | None, stream: Tensor) -> Tensor:
+    def apply_post_norm_after(self, site: str, layer: int | None, stream: Tensor) -> Tensor:
         """Returns the residual stream past a site: normalised in a post-norm model, else the same object."""
-        return self._apply_norm(self.hooked.norm_path_after(site, layer), stream)
+        return self._apply_norm(self.hooked.post_norm_path_after(site, layer), stream)
 
     def apply_sublayer_norm(self, site: str, layer: int, output: Tensor) -> Tensor:
         """Returns what is added to the stream, before the hooks at attn_out or mlp_out: the output of the sublayer's
@@ -67,7 +67,7 @@ class Projections:
         normed: Tensor = x if path is None else self.hooked.model.get_submodule(path)(x)
         return normed
 
-    def qkv_weights(self, site: str, layer: int) -> tuple[Tensor, Tensor]:
+    def qkv_weight_and_bias(self, site: str, layer: int) -> tuple[Tensor, Tensor]:
         """Returns the weights of q, k or v [head d_model d_head] and the biases [head d_head]; under grouped-query
         attention those of k and v by key-value group.
         """
@@ -79,7 +79,7 @@ class Projections:
         parameters = []
         for name in (f"W_{site.upper()}", f"b_{site.upper()}"):
             # Grouped key-value heads are fewer, and stand under another name.
-            parameter = self._weight_by_name(f"{path}.{name}", f"{path}._{name}")
+            parameter = self._find_weight_by_names(f"{path}.{name}", f"{path}._{name}")
             parameters.append(
                 parameter.repeat_interleave(heads // len(parameter), 0)
                 if len(parameter) < heads
@@ -87,7 +87,7 @@ class Projections:
             )
         return parameters[0], parameters[1]
 
-    def weights_to_stream(self, site: str, layer: int) -> tuple[Tensor, Tensor | None]:
+    def output_weight_and_bias(self, site: str, layer: int) -> tuple[Tensor, Tensor | None]:
         """Returns the weights from z (heads flattened) or mlp_post to the stream [in d_model], and the bias."""
         path = f"blocks.{layer}.{'attn' if site == 'z' else 'mlp'}"
         name, capital = ("o", "O") if site == "z" else ("out", "out")
@@ -95,28 +95,30 @@ class Projections:
             weight = self.tensors[f"{path}.{name}.weight"]
             weight = weight if self.hooked.is_weight_input_first(f"{path}.{name}") else weight.mT
             return weight, self.tensors.get(f"{path}.{name}.bias")
-        weight = self._weight_by_name(f"{path}.W_{capital}")
+        weight = self._find_weight_by_names(f"{path}.W_{capital}")
         return weight.flatten(0, -2), self.tensors.get(f"{path}.b_{capital}")
 
-    def mlp_output(self, layer: int, arriving: Tensor, stream: Tensor) -> Tensor:
+    def mlp_output(self, layer: int, stream_before_hooks: Tensor, stream_after_hooks: Tensor) -> Tensor:
         """Returns the output of a layer's MLP, which is added to a residual stream, with all hooks inside it.
 
         Args:
-            arriving: the stream before the hooks at resid_mid; in a parallel block, at resid_pre.
-            stream: the stream after them.
+            stream_before_hooks: the stream before the hooks at resid_mid; in a parallel block, at resid_pre.
+            stream_after_hooks: the stream after them.
         """
         block = self.hooked.block_module(layer)
         if self.hooked.bridged:
             # The hook point of resid_mid is the norm's own; that of a parallel block's stream is not.
-            output: Tensor = block.mlp(block.ln2(stream if self.hooked.parallel else arriving))
+            output: Tensor = block.mlp(
+                block.ln2(stream_after_hooks if self.hooked.parallel else stream_before_hooks)
+            )
             normed: Tensor = block.ln2_post(output) if hasattr(block, "ln2_post") else output
             return normed
         if getattr(self.hooked.model.cfg, "use_hook_mlp_in", False):
-            stream = block.hook_mlp_in(stream)
+            stream_after_hooks = block.hook_mlp_in(stream_after_hooks)
         reads_stream = self.hooked.post_norm or self.hooked.norms_after_only
-        return block.apply_mlp(stream if reads_stream else block.ln2(stream))
+        return block.apply_mlp(stream_after_hooks if reads_stream else block.ln2(stream_after_hooks))
 
-    def _weight_by_name(self, *names: str) -> Tensor:
+    def _find_weight_by_names(self, *names: str) -> Tensor:
         for name in names:
             if name in self.tensors:
                 return self.tensors[name]

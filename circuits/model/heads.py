@@ -159,9 +159,10 @@ def parse_heads(spec: Any) -> HeadSpec:
         return spec
     text = repr(spec)
     if hasattr(spec, "tolist"):
-        from circuits.frozen_tensors_and_positions import dense_if_array  # torch, which text is read without
+        # Not above: it imports torch, which text is read without.
+        from circuits.frozen_tensors_and_positions import to_tensor_if_array
 
-        spec = dense_if_array(spec, "heads")
+        spec = to_tensor_if_array(spec, "heads")
         spec = spec.tolist() if hasattr(spec, "tolist") else spec
     if isinstance(spec, KeyValueGroup) or (_is_pair(spec) and isinstance(spec, tuple)):
         spec = [spec]

@@ -28,7 +28,7 @@ from circuits.model.hooks import (
     hook_module_output,
     run_hooked_module,
 )
-from circuits.model.padded_prompts import Prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.sites import GROUPED, KINDS, Site, SiteKind
 from circuits.model.supported_models import (
     FAMILIES,
@@ -58,7 +58,7 @@ class HookedModel:
             if isinstance(hook, nn.Module)
         }
         self.model: nn.Module = model
-        self.family = _check_supported_class(model, hooks)
+        self.family = _find_supported_class(model, hooks)
         cfg: Any = model.cfg
         self.n_layers: int = cfg.n_layers
         self.n_heads: int = cfg.n_heads
@@ -171,7 +171,7 @@ class HookedModel:
             if hook in splice.hook_points
         )
 
-    def norm_path_after(self, site: str, layer: int | None) -> str | None:
+    def post_norm_path_after(self, site: str, layer: int | None) -> str | None:
         """Returns the path of the norm that the residual stream itself passes after embed (the sum of the embeddings),
         resid_mid or resid_post; None where there is none.
         """
@@ -361,7 +361,7 @@ class HookedModel:
         what = untested_setting(self.model) if self.huggingface is None else self.huggingface.family.wrapped
         return {"unchecked": what or self.family}
 
-    def check_paths_proved(self) -> None:
+    def check_path_patching_proved(self) -> None:
         """Refuses a bridge around a Hugging Face model whose paths were not compared with a forward by hand."""
         bridge = self.huggingface
         if bridge is not None and not bridge.family.paths and not is_unchecked(self.model):
@@ -431,7 +431,7 @@ class HookedModel:
         return given.unsqueeze(0) if given.ndim == 1 else given
 
 
-def _check_supported_class(model: nn.Module, hooks: Mapping[str, nn.Module]) -> str:
+def _find_supported_class(model: nn.Module, hooks: Mapping[str, nn.Module]) -> str:
     """Returns the name of the supported class that a model is of; refuses other models, and says what would do."""
     name, cfg = type(model).__name__, getattr(model, "cfg", None)
     missing = [size for size in ("n_layers", "n_heads", "d_head", "d_model") if not hasattr(cfg, size)]

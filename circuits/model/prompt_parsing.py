@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from circuits.arguments import parse_choice, parse_token_tensor
 from circuits.errors import CircuitsError
-from circuits.frozen_tensors_and_positions import dense_if_array
+from circuits.frozen_tensors_and_positions import to_tensor_if_array
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import Given, Prompts, UntokenisedTexts, Words
+from circuits.model.prompts_with_mask import Given, Prompts, UntokenisedTexts, Words
 from circuits.model.types import TokensLike
 
 
@@ -37,7 +37,7 @@ def prompts(model: nn.Module, given: TokensLike, side: str | None = None) -> Pro
     if side is not None:
         parse_choice(side, ("left", "right"), "prompts", "side")
     parsed = parse_tokens_or_texts(given, "prompts", "given", side)
-    found = tokenise_for_model(parsed, hooked, "prompts", side)
+    found = prompts_for_model(parsed, hooked, "prompts", side)
     mask = mask_of_tokenizer(hooked, found.tokens, side) if found.mask is None else found.mask
     words = found.words or _token_strings(hooked, found.tokens, mask)
     made = Prompts(found.tokens, mask, words, found.texts, found.extra)
@@ -49,7 +49,7 @@ def parse_prompts(hooked: HookedModel, given: Any, caller: str, name: str = "tok
     """Reads the inputs of a run: whatever `prompts` takes, and tensors as they are, without looking for padding;
     refuses what the model does not take.
     """
-    found = tokenise_for_model(parse_tokens_or_texts(given, caller, name), hooked, caller)
+    found = prompts_for_model(parse_tokens_or_texts(given, caller, name), hooked, caller)
     hooked.check_prompts(found, f"{caller}: {name}" + " tokens" * (name != "tokens"))
     return found
 
@@ -63,7 +63,7 @@ def parse_tokens_or_texts(given: Any, caller: str, name: str, side: str | None =
         return UntokenisedTexts((given,))
     if is_tokenizer_output(given):
         return _parse_tokenizer_output(given, what, side or "right")
-    given = dense_if_array(given, what)
+    given = to_tensor_if_array(given, what)
     if not isinstance(given, list | tuple):
         return Prompts(parse_token_tensor(given, what))
     if given and all(isinstance(text, str) for text in given):
@@ -78,7 +78,7 @@ def is_tokenizer_output(given: Any) -> bool:
 
 def _parse_tokenizer_output(given: Mapping[str, Any], what: str, side: str) -> Prompts:
     """Reads what a tokenizer returns, with further keys as they are; whether the model takes them, it tells later."""
-    ids = dense_if_array(given["input_ids"], what)
+    ids = to_tensor_if_array(given["input_ids"], what)
     found = (
         _pad_rows(ids, what, 0, side)
         if isinstance(ids, list | tuple)
@@ -90,7 +90,7 @@ def _parse_tokenizer_output(given: Mapping[str, Any], what: str, side: str) -> P
             continue
         # Lists that a tokenizer did not pad are padded as the ids are; a single row serves all of them.
         with suppress(CircuitsError, RuntimeError, TypeError, ValueError):
-            read = dense_if_array(given[name], what)
+            read = to_tensor_if_array(given[name], what)
             read = _pad_rows(read, what, 0, side).tokens if isinstance(read, list | tuple) else read
             if torch.as_tensor(read).ndim == 2:
                 extra[name] = torch.as_tensor(read).expand(found.shape[:2])
@@ -99,7 +99,7 @@ def _parse_tokenizer_output(given: Mapping[str, Any], what: str, side: str) -> P
     return Prompts(found.tokens, extra.pop("attention_mask", found.mask), extra=extra)
 
 
-def tokenise_for_model(given: Given, hooked: HookedModel, caller: str, side: str | None = None) -> Prompts:
+def prompts_for_model(given: Given, hooked: HookedModel, caller: str, side: str | None = None) -> Prompts:
     """Returns inputs as a model takes them: texts as its tokens, and the mask where the model masks by itself."""
     if isinstance(given, Prompts):
         mask = mask_of_model(hooked, given.tokens) if given.mask is None else None
@@ -162,7 +162,7 @@ def _pad_rows(given: Sequence[Any], what: str, pad: int, side: str) -> Prompts:
 
 
 def _parse_token_row(given: Any, index: int, what: str) -> Tensor:
-    dense = dense_if_array(given, what)
+    dense = to_tensor_if_array(given, what)
     row = torch.zeros(0, 0)
     with suppress(TypeError, ValueError, RuntimeError):
         row = torch.as_tensor(dense)

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from circuits.errors import CircuitsError
-from circuits.model.edit_state import modules_of
+from circuits.model.edit_state import list_modules
 from circuits.model.sites import KINDS
 
 # Settings of a HookedTransformer that change what happens at a site, with the values that have been tested.
@@ -212,7 +212,7 @@ def check_not_compiled(model: nn.Module) -> None:
         raise CircuitsError(
             "this model is compiled, and what is compiled passes over hooks; give the one that torch.compile was given"
         )
-    for module in modules_of(model):
+    for module in list_modules(model):
         forward = vars(module).get("forward")  # torch.compile(module.forward) in its place
         own = module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
         if own or type(module).__name__ == _COMPILED:

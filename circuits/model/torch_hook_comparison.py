@@ -94,14 +94,14 @@ def _compare_sites(hooked: HookedModel, tokens: Tensor) -> list[tuple[str, int |
     for place, verdict in verdicts.items():
         difference = float("nan")
         if verdict == SAME:
-            difference, verdict = _measure_write_difference(
+            difference, verdict = _write_difference_and_verdict(
                 hooked, tokens, place, ours[place], clean, tolerance
             )
         rows.append((*place, difference, verdict))
     return rows
 
 
-def _measure_write_difference(
+def _write_difference_and_verdict(
     hooked: HookedModel, tokens: Tensor, place: Place, read: Tensor, clean: Tensor, tolerance: float
 ) -> tuple[float, str]:
     """Returns how far the two writes at one place are apart, as a fraction of the effect, and the verdict."""
@@ -224,14 +224,17 @@ def _plain_torch_hooks(
     block: Any = hooked.model if layer is None else hooked.block_modules[layer]
     streams: list[Tensor] = []
 
-    def edit_added(added: Tensor) -> Tensor:
+    def edit_stream_with_added(added: Tensor) -> Tensor:
         return apply_in_site_shape(streams[-1] + added) - streams[-1]
 
     if site != "resid_mid" or (hooked.huggingface and site in hooked.huggingface.family.places):
         handles = [_hook_module(*_find_site_module(hooked, block, site, layer), apply_in_site_shape)]
     else:
         attention = _find_site_module(hooked, block, "attn_out", layer)
-        handles = [_hook_module(block, True, streams.append), _hook_module(*attention, edit_added)]
+        handles = [
+            _hook_module(block, True, streams.append),
+            _hook_module(*attention, edit_stream_with_added),
+        ]
     with keep_hooks_on(hooked.model, handles):
         yield
 

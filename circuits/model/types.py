@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from circuits.figures.panel_grid import Figure as Figure
     from circuits.model.heads import HeadsLike
-    from circuits.model.padded_prompts import Prompts
+    from circuits.model.prompts_with_mask import Prompts
     from circuits.model.sites import SiteLike
 
     #: Ids [batch pos], texts, lists of ids of unequal length, what a tokenizer returns, `Prompts`.

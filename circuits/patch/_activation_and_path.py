@@ -9,11 +9,11 @@ from torch import Tensor
 
 from circuits.arguments import check_renamed_args, parse_choice
 from circuits.circuit._circuit_edit import parse_stored_activation
-from circuits.circuit._component_graph import Input, Node, input_from_name, node_from_name
+from circuits.circuit._graph_and_names import Input, Node, input_from_name, node_from_name
 from circuits.errors import CircuitsError, prefix_circuits_errors
 from circuits.frozen_tensors_and_positions import Positions, Snapshot, Span, parse_positions_or_span
-from circuits.interventions.apply import Activations
 from circuits.interventions.base import Replacement
+from circuits.interventions.intervene_run_cache import Activations
 from circuits.interventions.paths import Path, check_writes_and_reads_stream
 from circuits.interventions.places_and_edits import (
     Edit,
@@ -173,11 +173,11 @@ def _parse_patch_source(
             f"{caller}: source_positions= cannot say which keys go together at {place.site}; patch q, k, v or z"
         )
     if hasattr(source, "keys") and not is_tokenizer_output(source):
-        return _parse_stored_activations(place, source, caller, at)
+        return _make_replacement_from_cache(place, source, caller, at)
     return FromTokens(parse_tokens_or_texts(source, caller, "source"), at)
 
 
-def _parse_stored_activations(place: Place, source: Any, caller: str, at: Positions | None) -> FromTensors:
+def _make_replacement_from_cache(place: Place, source: Any, caller: str, at: Positions | None) -> FromTensors:
     """Returns a replacement by activations that the user has, taken from a cache by hook name."""
     # TransformerLens' ActivationCache has full hook names as its keys, as our own cache does.
     names = list(source.keys())

@@ -15,7 +15,7 @@ from circuits.interventions.places_and_edits import Edit, Place, check_has_neuro
 from circuits.interventions.replacements import DIRECTION
 from circuits.model.heads import AnyHead, Head, HeadSpec, format_head_label, make_head_at_index
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import positions_from_mask
+from circuits.model.prompts_with_mask import positions_from_mask
 from circuits.model.sites import UNITS, Site
 from circuits.model.types import BatchLike, MetricLike, SiteLike, SitesLike, TokensLike
 from circuits.patch._metric_gradients import INPUTS, Estimates, PatchExamples, parse_steps
@@ -95,7 +95,7 @@ def screen(
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     by = parse_choice(by, ("component", "position", *UNITS.values()), CALLER, "by")
     rows = _parse_sites_and_axes(sites, pair.hooked, by)
-    parts, found = _estimate_all_rows(pair.check_outside_blocks(), rows, between)
+    parts, found = _list_and_estimate_targets(pair.check_not_inside_intervene(), rows, between)
     settings: Row = {"method": method, "by": by, "direction": DIRECTION}
     settings |= {"sites": [str(one.site) for one in rows]} | ({"steps": steps} if between else {})
     descriptions = [_describe_row(pair.hooked, f"patch.activations ({DIRECTION})", one) for one in parts]
@@ -147,12 +147,14 @@ def attribution(
     axis = "feature" if kind.unit == "feature" else "position" if kind.head_axis is None else "head"
     hooks = pair.hooked.hooks_at(place.site)
     rows = [_SiteAndRowAxes(Site(place.site.name, layer), hook, (axis,)) for layer, hook in hooks]
-    parts, (sized, unedited, estimates) = _estimate_all_rows(pair.check_outside_blocks(), rows, None)
+    parts, (sized, unedited, estimates) = _list_and_estimate_targets(
+        pair.check_not_inside_intervene(), rows, None
+    )
     runs = [_describe_row(pair.hooked, f"{caller} ({direction})", one) for one in parts]
     measured = Measurements(runs, "gradient")
-    measured.add_run(-1, unedited)
+    measured.add_chunk_of_run(-1, unedited)
     for number in range(len(runs)):
-        measured.add_run(
+        measured.add_chunk_of_run(
             number, {name: (sums + estimates[name][number], n) for name, (sums, n) in unedited.items()}
         )
     settings: Row = {"engine": "gradient", "n": len(pair.base), "batch_size": sized.batch_size}
@@ -181,8 +183,8 @@ def _parse_sites_and_axes(given: Any, hooked: HookedModel, by: str) -> list[_Sit
     return list(rows.values())
 
 
-def _estimate_all_rows(
-    examples: PatchExamples, rows: Sequence[_SiteAndRowAxes], steps: int | None
+def _list_and_estimate_targets(
+    examples: PatchExamples, sites_and_axes: Sequence[_SiteAndRowAxes], steps: int | None
 ) -> tuple[list[_PatchTarget], tuple[PatchExamples, PerExample, dict[str, np.ndarray]]]:
     """Returns what has a row, the pair at the batch size that fits, its metrics at base, and the estimates.
 
@@ -194,10 +196,10 @@ def _estimate_all_rows(
     sizes: dict[str, torch.Size] = {}
 
     def estimate(chunk: PatchExamples) -> tuple[PerExample, Estimates]:
-        baseline, whole = _estimate_effects(chunk, [one.hook for one in rows], steps)
+        baseline, whole = _base_metrics_and_effects(chunk, [one.hook for one in sites_and_axes], steps)
         found: Estimates = {}
         for metric, by_hook in whole.items():
-            each = {one.hook: _sum_by_row(by_hook[one.hook], one, longest) for one in rows}
+            each = {one.hook: _sum_by_row(by_hook[one.hook], one, longest) for one in sites_and_axes}
             sizes.update((hook, x.shape[:-1]) for hook, x in each.items())
             found[metric] = torch.cat([x.reshape(-1, x.shape[-1]) for x in each.values()])
         return baseline, found
@@ -205,7 +207,7 @@ def _estimate_all_rows(
     found = examples.estimate_in_batches(estimate)
     parts = [
         _PatchTarget(one.site, dict(zip(one.axes, index, strict=True)))
-        for one in rows
+        for one in sites_and_axes
         for index in np.ndindex(sizes[one.hook])
     ]
     return parts, found
@@ -222,7 +224,7 @@ def _sum_by_row(estimate: Tensor, rows: _SiteAndRowAxes, longest: int) -> Tensor
     return total.narrow(rows.axes.index("position"), 0, longest) if "position" in rows.axes else total
 
 
-def _estimate_effects(
+def _base_metrics_and_effects(
     chunk: PatchExamples, hooks: list[str], steps: int | None
 ) -> tuple[PerExample, dict[str, dict[str, Tensor]]]:
     """Returns the metrics at base, and (source − base)·gradient by metric and hook, shaped as the activation with each

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from circuits.arguments import check_renamed_args, parse_choice, parse_integers, stringify_keys
-from circuits.circuit._component_graph import Graph, Input, Node
+from circuits.circuit._graph_and_names import Graph, Input, Node
 from circuits.errors import CircuitsError, format_value
 from circuits.frozen_tensors_and_positions import positions_to_mask
 from circuits.interventions.paths import Path
@@ -38,7 +38,7 @@ METHODS = ("gradient", "integrated", "gim")
 STREAMS = ("resid_pre", "resid_mid", "resid_post")
 
 
-class _ReceiversAtHook(NamedTuple):
+class _EdgesIntoHook(NamedTuple):
     """The receivers at one hook, with the senders before them in the order of computation."""
 
     inputs: tuple[Input, ...]
@@ -101,7 +101,7 @@ def edges(
     pair = pair.with_batch_size(batch_size, of_edges=True)
     between = parse_steps(steps, parse_choice(method, METHODS, CALLER, "method"), CALLER)
     options = parse_screen_options(CALLER, exact, seed, draws, flips, rank)
-    pair.check_outside_blocks().hooked.check_paths_proved()
+    pair.check_not_inside_intervene().hooked.check_path_patching_proved()
     _check_stream_unhooked(pair.hooked)
     settings: Row = {"method": method, "how": how} | ({"direction": DIRECTION} if how == "resample" else {})
     settings |= {"steps": steps} if between else {}
@@ -122,10 +122,10 @@ def _screen_edges(
     senders = [
         node for node in Graph.of_model(hooked).nodes if node.site != "pos_embed" or examples.how == "zero"
     ]
-    receivers = _list_receivers(hooked, senders)
+    receivers = _list_edges_by_hook(hooked, senders)
     spanned = tuple(spans.values())
     estimate = partial(
-        _estimate_edge_effects, senders=senders, receivers=receivers, steps=steps, spans=spanned
+        _base_metrics_and_edge_effects, senders=senders, receivers=receivers, steps=steps, spans=spanned
     )
     found = examples.estimate_in_batches(estimate)
     ends = [(u, v) for group in receivers for v in group.inputs for u in group.senders]
@@ -173,10 +173,10 @@ def _parse_spans(spans: Mapping[str, Sequence[int]] | None, lengths: Tensor) -> 
     return {name: tuple(sorted(where)) for name, where in read.items()}
 
 
-def _list_receivers(hooked: HookedModel, senders: Sequence[Node]) -> list[_ReceiversAtHook]:
+def _list_edges_by_hook(hooked: HookedModel, senders: Sequence[Node]) -> list[_EdgesIntoHook]:
     """Lists what receives edges, in the order of computation."""
     streams = {"resid_post": "resid_post", "mlp_pre": "resid_pre" if hooked.parallel else "resid_mid"}
-    found: list[_ReceiversAtHook] = []
+    found: list[_EdgesIntoHook] = []
     for layer in Graph.of_model(hooked).edges_by_site:
         number = hooked.n_layers - 1 if layer.layer is None else layer.layer
         # An MLP is read at its output, because in a gated MLP hook_pre is only one of its reads of the stream.
@@ -184,7 +184,7 @@ def _list_receivers(hooked: HookedModel, senders: Sequence[Node]) -> list[_Recei
         earlier = tuple(node for node, _ in layer.edges if node in senders)
         inputs = tuple(edge.receiver for edge in layer.edges[0][1])
         found.append(
-            _ReceiversAtHook(inputs, earlier, hook, Site(streams.get(layer.site, "resid_pre"), number))
+            _EdgesIntoHook(inputs, earlier, hook, Site(streams.get(layer.site, "resid_pre"), number))
         )
     return found
 
@@ -198,13 +198,13 @@ def _node_or_input_label(end: Node | Input, hooked: HookedModel) -> str:
     return str(end)
 
 
-def _sum_sites(hooked: HookedModel) -> list[Site]:
+def _residual_sums(hooked: HookedModel) -> list[Site]:
     """Lists the sites of sums in the residual stream, in order; "embed" stands for the sum of the embeddings."""
     places = [Site(name, layer) for layer in range(hooked.n_layers) for name in ("resid_mid", "resid_post")]
     return [Site("embed"), *(place for place in places if place.hook() in hooked.hooks)]
 
 
-def _find_sum_site(node: Node, hooked: HookedModel) -> Site:
+def _find_residual_sum(node: Node, hooked: HookedModel) -> Site:
     """Returns the site of the sum to which a sender is added."""
     if node.layer is None:
         return Site("embed")
@@ -212,10 +212,10 @@ def _find_sum_site(node: Node, hooked: HookedModel) -> Site:
     return between if node.site == "z" and between.hook() in hooked.hooks else Site("resid_post", node.layer)
 
 
-def _estimate_edge_effects(
+def _base_metrics_and_edge_effects(
     chunk: PatchExamples,
     senders: Sequence[Node],
-    receivers: Sequence[_ReceiversAtHook],
+    receivers: Sequence[_EdgesIntoHook],
     steps: int | None,
     spans: Sequence[tuple[int, ...]] = (),
 ) -> tuple[PerExample, Estimates]:
@@ -226,7 +226,8 @@ def _estimate_edge_effects(
     """
     hooked, sent = chunk.hooked, list(dict.fromkeys(sender.hook for sender in senders))
     attention = [Site(site, layer).hook() for layer in range(hooked.n_layers) for site in ("z", "attn_out")]
-    normed = [site.hook() for site in _sum_sites(hooked)[1:] if hooked.norm_path_after(site.name, site.layer)]
+    later = _residual_sums(hooked)[1:]
+    normed = [site.hook() for site in later if hooked.post_norm_path_after(site.name, site.layer)]
     received = [hook for group in receivers for hook in (group.stream.hook(), group.hook)]
     recorded = dict.fromkeys([*INPUTS, *sent, *attention, *received, *normed])
     hooks = [hook for hook in recorded if hook in hooked.hooks]
@@ -303,7 +304,7 @@ def _edge_estimates_at_hook(
     chunk: PatchExamples,
     run: RecordedRun,
     changes: Tensor,
-    receivers: _ReceiversAtHook,
+    receivers: _EdgesIntoHook,
     gradient: Tensor,
     spans: Sequence[Tensor],
 ) -> Tensor:
@@ -325,7 +326,7 @@ def _edge_estimates_at_hook(
     in_double = cache(Tensor.double)  # sums of the stream share a gradient, but for norms between them
     parts_by_sum: list[Tensor] = []
     start = 0
-    for sum_site, group in groupby(receivers.senders, partial(_find_sum_site, hooked=chunk.hooked)):
+    for sum_site, group in groupby(receivers.senders, partial(_find_residual_sum, hooked=chunk.hooked)):
         end = start + len(list(group))
         sent, gradients = changes[start:end], in_double(at_sum[sum_site])
         kept = [sent.where(span[..., None].to(sent.device), 0.0) for span in spans] or [sent]
@@ -346,7 +347,7 @@ def _backprop_along_stream(
     Where the stream itself is normalised after a sum, the gradient passes through that norm, as `patch.path` recomputes
     it.
     """
-    sums = _sum_sites(hooked)
+    sums = _residual_sums(hooked)
     gradient_at_sum: dict[Site, Tensor] = {}
     if stream in sums:
         gradient_at_sum[stream] = gradient
@@ -354,7 +355,7 @@ def _backprop_along_stream(
     if stream.name == "resid_post" and Site("resid_mid", stream.layer) in sums:
         earlier.append(Site("resid_mid", stream.layer))
     for sum_site in reversed(earlier):
-        path = hooked.norm_path_after(sum_site.name, sum_site.layer)
+        path = hooked.post_norm_path_after(sum_site.name, sum_site.layer)
         if path is not None:
             hooks = INPUTS if sum_site.layer is None else [sum_site.hook()]
             x = sum(run.activations[hook].detach() for hook in hooks if hook in run.activations)

@@ -37,7 +37,7 @@ def add_gim_hooks(recorders: Iterable[Hooked], hooked: HookedModel) -> list[Hook
             after.append((scale, torch.Tensor.detach))
     for layer in range(hooked.n_layers):
         attention = f"blocks.{layer}.attn"
-        after += [(f"{attention}.hook_{name}", _scale_gradient(part)) for name, part in SHARES.items()]
+        after += [(f"{attention}.hook_{name}", _make_gradient_scaler(part)) for name, part in SHARES.items()]
         keep, at_temperature = _softmax_gradient_hooks()
         after += [(f"{attention}.hook_attn_scores", keep), (f"{attention}.hook_pattern", at_temperature)]
     return [*before, *recorders, *after]
@@ -57,9 +57,9 @@ def _frozen_scale_hooks(hooked: HookedModel, path: str) -> tuple[Function, Funct
     return seen.append, freeze_scale
 
 
-def _scale_gradient(part: float) -> Function:
+def _make_gradient_scaler(share: float) -> Function:
     """Returns a function that passes an activation on, and that part of its gradient back."""
-    return lambda x: with_gradient_of(x, part * x)
+    return lambda x: with_gradient_of(x, share * x)
 
 
 def _softmax_gradient_hooks() -> tuple[Function, Function]:

@@ -20,7 +20,7 @@ from circuits.model.activation_recording import attach_to_hooks, hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.edit_state import assert_weights_unchanged, edits_suspended
 from circuits.model.hooks import Function
-from circuits.model.padded_prompts import Prompts, broadcast_mask
+from circuits.model.prompts_with_mask import Prompts, broadcast_mask
 from circuits.model.sites import Site
 from circuits.patch._gim_gradients import add_gim_hooks
 from circuits.sweeps.metrics import BASELINE, PerExample, is_sum_count_pair, metric_label
@@ -166,7 +166,7 @@ class PatchExamples(PatchSetup):
         """Returns the metrics of an output of `run` by name, with their gradients; `clean` is the output at base."""
         # Gradients are enabled even if the caller has disabled them, because the output may have a graph.
         with torch.enable_grad():
-            return self.metric.call_function(output, clean, self.logit_columns)
+            return self.metric.compute_values(output, clean, self.logit_columns)
 
     @cached_property
     def logit_columns(self) -> Tensor | None:

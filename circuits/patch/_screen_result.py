@@ -11,18 +11,18 @@ import pandas as pd
 
 from circuits.arguments import is_whole, parse_choice
 from circuits.circuit._circuit import Circuit
-from circuits.circuit._component_graph import EstimateAndExactEffect, Graph, Member, PositionSet, parse_member
+from circuits.circuit._graph_and_names import EstimateAndExactEffect, Graph, Member, PositionSet, parse_member
 from circuits.errors import CircuitsError
 from circuits.figures.panel_grid import GREY, draw_panels
-from circuits.figures.panels import Series, points, rows_to_series
+from circuits.figures.panel_kinds import Series, points, rows_to_one_series
 from circuits.interventions.base import Intervention
 from circuits.model.types import Figure
 from circuits.patch._metric_gradients import PatchExamples
 from circuits.statistics import LEVEL, bootstrap_ratios, ratio
 from circuits.sweeps.metrics import PerExample, Row, compare_with_unedited
-from circuits.sweeps.sweep import run_sweep
+from circuits.sweeps.sweep import sweep_with_measurements
 from circuits.sweeps.sweep_result import SweepResult, p_value_notes, parse_resampling
-from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table
+from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table_text
 
 # The columns of a sweep that hold measurements.
 EXACT = ("value", *ci_names("effect"), "p_value", "p_adjusted", "engine", "null_effect")
@@ -55,7 +55,7 @@ class ScreenResult:
 
     def __repr__(self) -> str:
         notes = p_value_notes(self.frame, self.settings)
-        return "\n".join([short_table(self.frame, SHOWN), *notes, *self.notes])
+        return "\n".join([short_table_text(self.frame, SHOWN), *notes, *self.notes])
 
     @property
     def kind(self) -> str:
@@ -75,7 +75,7 @@ class ScreenResult:
         """
         if not is_whole(count, 0):
             raise CircuitsError(f"top: {count!r}; give how many members the circuit has, from 0")
-        rows = self._rank_rows(metric, by, "top")
+        rows = self._sort_rows_by_size(metric, by, "top")
         if count > len(rows):
             which = "were measured" if by == "effect" else "were screened"
             raise CircuitsError(f"top: {count} members asked for; {len(rows)} {which}")
@@ -83,7 +83,7 @@ class ScreenResult:
 
     def ranking(self, metric: str | None = None, by: str = "best") -> list[str]:
         """Returns the names of all nodes or edges, as `circuit.curve` reads them, the largest first as in `top`."""
-        return self._member_names(self._rank_rows(metric, by, "ranking"), "ranking")
+        return self._member_names(self._sort_rows_by_size(metric, by, "ranking"), "ranking")
 
     def plot(self, metric: str | None = None) -> Figure:
         """Returns a plotly figure with a panel per metric: exact effect against estimate, and the identity line."""
@@ -97,13 +97,13 @@ class ScreenResult:
             hover = [f"{n}<br>effect {e:.4g}" for n, e in zip(rows["variant"], rows["effect"], strict=True)]
             diagonal = {"mode": "lines", "line": GREY, "hoverinfo": "skip", "showlegend": False}
             series = {"equal": Series(ends, ends, style=diagonal)}
-            series["measured"] = rows_to_series(rows, "estimate", "effect", hover=hover, look=0)
+            series["measured"] = rows_to_one_series(rows, "estimate", "effect", hover=hover, look=0)
             axes: dict[str, Any] = {"x": f"estimated effect on {name}", "y": "exact effect"}
             panels.append(points(series, name, height=320, width=300, categories=False, **axes))
         subtitle = "A point per measured patch, with 95% intervals over examples; dashed: where both agree."
         return draw_panels(panels, "Estimated and exact effects", subtitle, columns=len(panels))
 
-    def _rank_rows(self, metric: str | None, by: str, caller: str) -> pd.DataFrame:
+    def _sort_rows_by_size(self, metric: str | None, by: str, caller: str) -> pd.DataFrame:
         """Returns one metric's rows with a column `size`, the largest first."""
         if metric is None and len(self.metrics) > 1:
             names = ", ".join(map(repr, self.metrics))
@@ -211,7 +211,7 @@ def measure_and_tabulate(
     names = [str(rows[at]["variant"]) for at in chosen]
     exact = None
     if chosen:
-        exact, measured = run_sweep(
+        exact, measured = sweep_with_measurements(
             examples.hooked,
             examples.base,
             {name: patch(at) for name, at in zip(names, chosen, strict=True)},

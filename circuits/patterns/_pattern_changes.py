@@ -15,11 +15,11 @@ from circuits.errors import CircuitsError
 from circuits.frozen_tensors_and_positions import parse_numbers
 from circuits.interventions.replacements import derangement
 from circuits.model.heads import Head
-from circuits.model.padded_prompts import Prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.types import ArrayLike, PositionsLike, TokensLike
 from circuits.patterns._patterns_and_means import PatternPass, Recorded, parse_prompts_and_recorded
 from circuits.statistics import bootstrap_ratios, ratio
-from circuits.table_printing import interval_columns, short_table
+from circuits.table_printing import interval_columns, short_table_text
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class _PairedHeadMeasure:
     frame: pd.DataFrame
 
     def __repr__(self) -> str:
-        return short_table(self.frame, list(self.frame.columns))
+        return short_table_text(self.frame, list(self.frame.columns))
 
     def _heads(self, chosen: pd.Series) -> tuple[Head, ...]:
         return tuple(Head(int(row.layer), int(row.head)) for row in self.frame[chosen].itertuples())
@@ -102,11 +102,11 @@ def movement(
     compared = pairs.first.selected & pairs.other.prompts.reached[pairs.order]
     sums = pairs.zero_sums()
     for rows, query_mask in pairs.first.rows_and_query_masks(batch_size):
-        before = [pattern for _, pattern, _ in pairs.first.patterns_by_layer(rows)]
+        before = [pattern for _, pattern, _ in pairs.first.patterns_and_visible_keys(rows)]
         of_control = compared[rows, None].to(query_mask.device)
         partners: tuple[slice | Tensor, ...] = (rows, pairs.order[rows])
         for distances, others, queries in zip(sums, partners, (query_mask, of_control), strict=True):
-            for at, after, _ in pairs.other.patterns_by_layer(others):
+            for at, after, _ in pairs.other.patterns_and_visible_keys(others):
                 distance = (after - before[at]).abs_().sum(-1) / 2
                 distances[at, :, rows] = (distance * queries.double()).sum(-1).T.cpu().numpy()
     return Movement(pairs.tabulate("distance", sums, compared))
@@ -162,7 +162,7 @@ def follow(
     sums = pairs.zero_sums()
     for rows, query_mask in first.rows_and_query_masks(batch_size):
         attended = [
-            [(pattern @ member).argmax(-1) for _, pattern, _ in one.patterns_by_layer(rows)]
+            [(pattern @ member).argmax(-1) for _, pattern, _ in one.patterns_and_visible_keys(rows)]
             for one in (first, pairs.other)
         ]
         for hits, judged_by in zip(sums, (torch.arange(count), pairs.order), strict=True):
@@ -220,15 +220,15 @@ class _PairedPasses:
         hooked = self.first.hooked
         return np.zeros((2, hooked.n_layers, hooked.n_heads, len(self.first.prompts)))
 
-    def tabulate(self, name: str, sums: np.ndarray, control: Tensor) -> pd.DataFrame:
+    def tabulate(self, name: str, sums: np.ndarray, control_queries: Tensor) -> pd.DataFrame:
         """Returns a row per head: a mean over queries in pairs and unpaired, what the pairing makes, and intervals.
 
         Args:
             sums: over queries, [pairing layer head example].
-            control: the queries of the control, bool [batch pos].
+            control_queries: the queries of the control, bool [batch pos].
         """
         series = sums.reshape(-1, sums.shape[-1])
-        queries = torch.stack([self.first.selected, control]).sum(2).double()
+        queries = torch.stack([self.first.selected, control_queries]).sum(2).double()
         entries = np.broadcast_to(queries[:, None, None].numpy(), sums.shape).reshape(series.shape)
         paired, unpaired = np.split(ratio(series.sum(1), entries.sum(1)), 2)
         drawn, of_control = np.split(bootstrap_ratios(series, entries, self.seed, self.draws), 2, axis=1)

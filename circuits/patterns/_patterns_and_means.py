@@ -20,8 +20,8 @@ from circuits.model.batch_size import choose_batch_size
 from circuits.model.decode_steps import parse_position_mask
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import Prompts
 from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.sites import KINDS
 from circuits.model.types import Figure, PositionsLike, TokensLike
 
@@ -55,7 +55,7 @@ def record(model: nn.Module, tokens: TokensLike, *, batch_size: int | None = Non
     Inside `intervene` the edits are in force, and stay so in what was recorded.
     """
     reading = PatternPass.parse("patterns.record", model, tokens, None)
-    chunks = [reading.run_and_read_patterns(rows) for rows, _ in reading.rows_and_query_masks(batch_size)]
+    chunks = [reading.record_patterns_and_keys(rows) for rows, _ in reading.rows_and_query_masks(batch_size)]
     patterns: Patterns = []
     for parts in zip(*chunks, strict=True):
         pattern, seen = zip(*parts, strict=True)
@@ -133,7 +133,7 @@ def attention(
     entropy, uniform = torch.zeros(2, *shape, dtype=torch.float64)
     for rows, query_mask in reading.rows_and_query_masks(batch_size):
         weights = query_mask.double()
-        for layer, pattern, seen in reading.patterns_by_layer(rows):
+        for layer, pattern, seen in reading.patterns_and_visible_keys(rows):
             total[layer] += (pattern * weights[..., None]).sum(0).cpu()
             entropy[layer] += (torch.special.entr(pattern).sum(-1) * weights).sum((0, 2)).cpu()
             uniform[layer] += (seen.sum(-1).clamp(min=1).double().log() * weights).sum((0, 2)).cpu()
@@ -183,18 +183,18 @@ class PatternPass:
             rows = slice(start, min(start + step, total))
             yield rows, self.selected[rows, None].to(self.hooked.device)
 
-    def patterns_by_layer(self, rows: slice | Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def patterns_and_visible_keys(self, rows: slice | Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yields for each layer its number, and these rows' patterns, in double precision, and keys that queries may
         see.
         """
         if self.recorded is None:
-            found = self.run_and_read_patterns(rows)
+            found = self.record_patterns_and_keys(rows)
         else:
             found = [(pattern[rows], seen[rows]) for pattern, seen in self.recorded.patterns]
         for layer, (pattern, seen) in enumerate(found):
             yield layer, pattern.double(), seen
 
-    def run_and_read_patterns(self, rows: slice | Tensor) -> Patterns:
+    def record_patterns_and_keys(self, rows: slice | Tensor) -> Patterns:
         """Runs some rows, and returns their patterns by layer, each prompt's own tokens first."""
         layers, here = range(self.hooked.n_layers), self.prompts[rows]
         scores, patterns = (

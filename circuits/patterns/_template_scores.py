@@ -20,7 +20,7 @@ from circuits.model.types import BatchLike, HeadsLike, PositionsLike, TemplateLi
 from circuits.patterns._patterns_and_means import PatternPass, Recorded
 from circuits.patterns._templates import parse_templates, template_for_rows
 from circuits.statistics import LEVEL, bootstrap_ratios, percentile_bounds, ratio
-from circuits.table_printing import ci_names, interval_columns, short_table
+from circuits.table_printing import ci_names, interval_columns, short_table_text
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Scores:
     draws: int
 
     def __repr__(self) -> str:
-        return short_table(self.frame, [*_KEYS, *ci_names("score"), "chance", "corrected", "bits"])
+        return short_table_text(self.frame, [*_KEYS, *ci_names("score"), "chance", "corrected", "bits"])
 
     def plot(self, column: str = "score") -> Figure:
         """Returns a plotly figure with a heatmap over layers and heads per template, of `score` or another column."""
@@ -107,7 +107,7 @@ def scores(
         examples = tokens[rows] if given is None else given[rows]
         keys = [template_for_rows(name, one, examples, rows, prompts[rows]) for name, one in named.items()]
         marked = torch.stack(torch.broadcast_tensors(*keys), dim=-1).to(query_mask.device)
-        for at, pattern, seen in reading.patterns_by_layer(rows):
+        for at, pattern, seen in reading.patterns_and_visible_keys(rows):
             sums[:, at, ..., rows] = _sum_over_queries(pattern, seen, marked.double(), query_mask)
     mass, chance, queries = sums.reshape(3, len(heads), len(named), len(tokens))
     found = Scores(pd.DataFrame(), mass, chance, queries, heads, tuple(named), seed, draws)
@@ -187,7 +187,7 @@ class Classes:
     rule: str
 
     def __repr__(self) -> str:
-        return short_table(self.frame, list(self.frame.columns))
+        return short_table_text(self.frame, list(self.frame.columns))
 
     def plot(self) -> Figure:
         """Returns a plotly figure of the class of each head, layers down, heads across, coloured by corrected score."""

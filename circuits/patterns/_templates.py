@@ -18,9 +18,9 @@ from torch import Tensor
 
 from circuits.arguments import is_whole, parse_token_tensor, stringify_keys
 from circuits.errors import CircuitsError
-from circuits.frozen_tensors_and_positions import dense_if_array, positions_to_mask
+from circuits.frozen_tensors_and_positions import positions_to_mask, to_tensor_if_array
 from circuits.interventions.places_and_edits import parse_positions_without_mask
-from circuits.model.padded_prompts import Prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.types import ArrayLike, PositionsLike
 
 
@@ -64,7 +64,7 @@ def _same_line(line: Tensor, itself: bool) -> Tensor:
 
 def marked(mask: ArrayLike) -> Bool[Tensor, "batch query key"]:
     """Marks for every query the positions that `mask` [batch pos] marks in its example, such as the masked entries."""
-    mask = dense_if_array(mask, "patterns.marked")
+    mask = to_tensor_if_array(mask, "patterns.marked")
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:
         raise CircuitsError(f"patterns.marked: expected a bool mask [batch pos], got {_describe_given(mask)}")
     return mask.cpu()[:, None, :].expand(-1, mask.shape[1], -1)
@@ -81,19 +81,19 @@ def induction(tokens: ArrayLike) -> Bool[Tensor, "batch query key"]:
     return torch.nn.functional.pad(duplicate(tokens)[:, :, :-1], (1, 0))
 
 
-def parse_templates(given: Any, tokens: Tensor, batched: bool) -> dict[str, Any]:
-    """Reads templates by name and checks tensors; `batched` says that functions are called with the user's batch."""
+def parse_templates(given: Any, tokens: Tensor, functions_take_batch: bool) -> dict[str, Any]:
+    """Reads templates by name and checks tensors; functions may be called with the user's batch."""
     if not isinstance(given, Mapping) or not given:
         raise CircuitsError("patterns.scores: no templates; give a dict of names and templates [query key]")
     templates: dict[str, Any] = {}
     for name, template in stringify_keys(given, "patterns.scores", "templates").items():
-        template = dense_if_array(template, f"template {name!r}")
+        template = to_tensor_if_array(template, f"template {name!r}")
         if isinstance(template, Tensor):
             _check_template(name, template, len(tokens), tokens.shape[1])
         elif not callable(template):
             raise CircuitsError(
                 f"template {name!r}: expected bool [query key], [batch query key] or a function of "
-                f"{'the batch' if batched else 'the tokens'}, got {type(template).__name__}"
+                f"{'the batch' if functions_take_batch else 'the tokens'}, got {type(template).__name__}"
             )
         templates[name] = template
     return templates
@@ -108,7 +108,7 @@ def template_for_rows(name: str, template: Any, examples: Any, rows: slice, prom
     if isinstance(template, Tensor):
         keys = template if template.ndim == 2 else template[rows]
     else:
-        keys = dense_if_array(template(examples), f"template {name!r}")
+        keys = to_tensor_if_array(template(examples), f"template {name!r}")
         _check_template(name, keys, len(prompts), prompts.shape[1])
     keys = keys.cpu()
     return keys[None] if keys.ndim == 2 else prompts.in_order(keys.to(torch.uint8), (1, 2)).bool()

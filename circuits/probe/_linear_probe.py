@@ -18,8 +18,8 @@ from circuits.figures.results import probe_figure
 from circuits.model.activation_recording import run_and_record
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import Prompts
 from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.types import ArrayLike, Figure, HeadsLike, PositionsLike, SitesLike, TokensLike
 from circuits.probe._probe_inputs import (
     CLASSIFICATION,
@@ -31,7 +31,7 @@ from circuits.probe._probe_inputs import (
     parse_targets,
 )
 from circuits.statistics import bootstrap_ratios, ratio
-from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table
+from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table_text
 
 _EPS = torch.finfo(torch.float64).eps
 #: Bytes of activations that are kept at a time; sites beyond are read in a further pass over the examples.
@@ -88,9 +88,9 @@ def linear(
     given = prompts, entries, chosen, (fitted, penalty)
     (drawn,) = np.random.SeedSequence([seed, 3]).generate_state(1, np.uint64) >> 1
     shuffled = [[one, one.shuffled([entries.fit, entries.held_out], int(drawn))] for one in named]
-    probes, size = _fit_probes(hooked, *given, shuffled, batch_size)
+    probes, size = _fit_and_score_probes(hooked, *given, shuffled, batch_size)
     if control is not None:
-        others, _ = _fit_probes(control, *given, [[one] for one in named], size)
+        others, _ = _fit_and_score_probes(control, *given, [[one] for one in named], size)
         probes = [replace(one, untrained=other.value) for one, other in zip(probes, others, strict=True)]
     settings = {"seed": seed, "draws": draws, "batch_size": size, "intercept": fitted, "ridge": penalty}
     weights = {(one.site.label, one.target): one.fitted for one in probes}
@@ -107,19 +107,19 @@ def _parse_penalty(ridge: Any) -> float:
     return float(ridge or 0)
 
 
-def _fit_probes(
+def _fit_and_score_probes(
     hooked: HookedModel,
     prompts: Prompts,
     entries: ProbeEntries,
     sites: Sequence[ProbeSite],
-    fit: tuple[bool, float],
+    intercept_and_penalty: tuple[bool, float],
     targets: list[list[Target]],
     batch_size: int | None,
 ) -> tuple[list[ScoredProbe], int]:
     """Returns the probe of each target at each site, and how many examples were in a forward.
 
     Args:
-        fit: whether there is an intercept, and the penalty.
+        intercept_and_penalty: whether there is an intercept, and the penalty.
         targets: each alone, or with its shuffled control behind it.
     """
     hooked.check_prompts(prompts, "probe: tokens")
@@ -127,10 +127,10 @@ def _fit_probes(
     # The activations of a forward at all sites are in memory together.
     kept = 2 * len(sites) * (hooked.sizes["d_model"] or 1)
     most = choose_batch_size(hooked, prompts.shape[1], batch_size, "probe", kept=kept)
-    examples, chosen, (intercept, ridge) = torch.arange(len(prompts)), entries.used, fit
+    examples, chosen, (intercept, ridge) = torch.arange(len(prompts)), entries.used, intercept_and_penalty
     fitted = torch.isin(examples, entries.fit)[:, None].expand(chosen.shape)[chosen]
 
-    def fit_with_size(size: int) -> tuple[list[ScoredProbe], int]:
+    def fit_and_score_with_size(size: int) -> tuple[list[ScoredProbe], int]:
         probes: dict[ProbeSite, list[ScoredProbe]] = {}
         for site, vectors in site_vectors(hooked, prompts, entries, sites, size):
             x, here = vectors.double(), fitted.to(vectors.device)
@@ -146,7 +146,7 @@ def _fit_probes(
                 probes[site].append(ScoredProbe(site, one[0].name, maps[0], *scores))
         return [one for site in sites for one in probes[site]], size
 
-    return run_within_memory(most, fit_with_size)
+    return run_within_memory(most, fit_and_score_with_size)
 
 
 def site_vectors(
@@ -312,7 +312,7 @@ class ProbeResult:
     settings: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        return short_table(self.frame, SHOWN)
+        return short_table_text(self.frame, SHOWN)
 
     def plot(self, metric: str | Sequence[str] | None = None) -> Figure:
         """Returns a plotly figure with a panel per metric and target: values over layers, with intervals as bands.

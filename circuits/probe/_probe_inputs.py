@@ -13,12 +13,12 @@ from torch import Tensor
 
 from circuits.arguments import is_whole, parse_choice, stringify_keys
 from circuits.errors import CircuitsError, format_value
-from circuits.frozen_tensors_and_positions import dense_if_array
+from circuits.frozen_tensors_and_positions import to_tensor_if_array
 from circuits.interventions.places_and_edits import parse_place
 from circuits.interventions.replacements import derangement
 from circuits.model.decode_steps import parse_position_mask
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import Prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.sites import Site
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
@@ -145,7 +145,7 @@ def _parse_target(name: str, values: Any, kind: Any, prompts: Prompts) -> Target
     label = f"probe, target {name!r}"
     kind = parse_choice(kind, KINDS, label, "kind")
     # A list or a column of a table is an array; its fractions keep their digits.
-    values = dense_if_array(values if isinstance(values, Tensor) else np.asanyarray(values), label)
+    values = to_tensor_if_array(values if isinstance(values, Tensor) else np.asanyarray(values), label)
     values = values.detach().cpu()
     batch, pos = prompts.shape[:2]
     shape, classify = list(values.shape), kind == CLASSIFICATION
@@ -196,7 +196,7 @@ class ProbeEntries:
 def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed: int) -> ProbeEntries:
     """Reads the entries of a probe; held-out examples depend only on the seed and the number of examples."""
     batch = len(prompts)
-    held_out = _parse_held_out(test, batch, torch.Generator().manual_seed(seed))
+    held_out = _parse_held_out_indices(test, batch, torch.Generator().manual_seed(seed))
     fit = torch.arange(batch)[~torch.isin(torch.arange(batch), held_out)]
     if len(held_out) < 2 or len(fit) < 2:
         raise CircuitsError(
@@ -219,14 +219,14 @@ def parse_entries(prompts: Prompts, positions: Any, splits: Any, test: Any, seed
     return ProbeEntries(used, fit, held_out, all_splits)
 
 
-def _parse_held_out(test: Any, batch: int, generator: torch.Generator) -> Tensor:
+def _parse_held_out_indices(test: Any, batch: int, generator: torch.Generator) -> Tensor:
     """Reads the held-out examples: a fraction or number, drawn at random; a mask [batch], indices or a slice."""
     number = max(1, round(test * batch)) if isinstance(test, float) and 0 < test < 1 else test
     if is_whole(number, 1) and (number < batch or number is not test):
         return torch.randperm(batch, generator=generator)[: int(number)].sort().values
     try:
         if isinstance(number, slice | Sequence | np.ndarray | Tensor):
-            return torch.arange(batch)[dense_if_array(number, "probe: test")].unique()
+            return torch.arange(batch)[to_tensor_if_array(number, "probe: test")].unique()
     except (IndexError, TypeError, ValueError):
         pass
     raise CircuitsError(

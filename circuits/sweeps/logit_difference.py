@@ -12,10 +12,10 @@ from torch import Tensor
 
 from circuits.arguments import is_whole
 from circuits.errors import CircuitsError, format_value
-from circuits.frozen_tensors_and_positions import dense_if_array
+from circuits.frozen_tensors_and_positions import to_tensor_if_array
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import Prompts, UntokenisedTexts, positions_from_mask
 from circuits.model.prompt_parsing import continuation_ids, parse_tokens_or_texts
+from circuits.model.prompts_with_mask import Prompts, UntokenisedTexts, positions_from_mask
 from circuits.model.types import AnswersLike
 
 CALLER = "logit_difference"
@@ -215,7 +215,7 @@ def _check_output(output: Any) -> None:
 
 def _parse_answers(given: Any, name: str) -> tuple[Answer, ...]:
     """Returns the answers of each example as ids or texts; one may have several."""
-    given = dense_if_array(given, f"{CALLER}: {name}")
+    given = to_tensor_if_array(given, f"{CALLER}: {name}")
     if isinstance(given, Tensor):
         numbers = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
         given = given.tolist() if numbers and given.ndim < 3 else [given]
@@ -232,7 +232,7 @@ def _parse_answers(given: Any, name: str) -> tuple[Answer, ...]:
 
 
 def _parse_positions(given: Any) -> tuple[int, ...]:
-    given = dense_if_array(given, f"{CALLER}: position")
+    given = to_tensor_if_array(given, f"{CALLER}: position")
     given = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
     given = given if isinstance(given, list | tuple) else [given]
     if not given or not all(is_whole(position) for position in given):

@@ -18,13 +18,13 @@ from circuits.errors import CircuitsError, format_value
 from circuits.frozen_tensors_and_positions import (
     Positions,
     Snapshot,
-    dense_if_array,
     parse_positions,
     positions_to_mask,
+    to_tensor_if_array,
 )
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import Prompts
 from circuits.model.prompt_parsing import check_no_unmasked_padding
+from circuits.model.prompts_with_mask import Prompts
 from circuits.sweeps.logit_difference import LogitDifference, ResolvedAnswers, bind_answers, logit_difference
 
 PerExample = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (sum [n], count [n]), both float64
@@ -143,7 +143,7 @@ class Metric:
         """Returns sum and count of every example, by metric, for an output at these columns (None: all) and the
         unedited one at all.
         """
-        values = self.call_function(output, clean if columns is None else clean[:, columns], columns)
+        values = self.compute_values(output, clean if columns is None else clean[:, columns], columns)
         return {
             name: self.parse_sums_and_counts(value, name, len(output), title)
             for name, value in values.items()
@@ -200,7 +200,7 @@ class Metric:
             return None
         return self.kept.any(0).nonzero()[:, 0]
 
-    def call_function(self, output: Tensor, clean: Tensor, columns: Tensor | None = None) -> dict[str, Any]:
+    def compute_values(self, output: Tensor, clean: Tensor, columns: Tensor | None = None) -> dict[str, Any]:
         """Returns what the function returns, by name; with a gradient where the output has one.
 
         The function gets copies, so that its writes reach no other variant and nobody's tensors, and a batch that is a
@@ -211,7 +211,7 @@ class Metric:
         if self.parts:
             found: dict[str, Any] = {}
             for name, one in self.parts.items():
-                values = one.call_function(output, clean, columns)
+                values = one.compute_values(output, clean, columns)
                 found |= {name if key == one.name else f"{name} {key}": x for key, x in values.items()}
             return found
         kept, batch, owned = self.kept, self.batch, False
@@ -238,11 +238,11 @@ class Metric:
         try:
             return values_by_name(self.function(own, *given), self.name)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
-            if (known := self._explain_error(error, own)) is None:
+            if (known := self._error_advice(error, own)) is None:
                 raise
             raise CircuitsError(f"{metric_label(self.name)}: {known}") from error
 
-    def _explain_error(self, error: Exception, output: Tensor) -> str | None:
+    def _error_advice(self, error: Exception, output: Tensor) -> str | None:
         """Says what to do about a function that cannot have gradients, or does not know which examples it is given."""
         if output.requires_grad and "numpy" in str(error):
             return "numpy has no gradient; compute it with torch"
@@ -312,7 +312,7 @@ def compare_with_unedited(
 
 
 def _compare_chunk(output: Tensor, clean: Tensor, read: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
-    output, clean, entries = _mask_unread_outputs(output, clean, read)
+    output, clean, entries = _zero_unread_outputs(output, clean, read)
     # The difference of equal infinite logits is NaN, and counts as 0.
     difference = torch.where(output == clean, torch.zeros_like(output), output - clean)
     mse = (difference.square().flatten(1).sum(1), entries)
@@ -337,11 +337,11 @@ def top_two_logit_diff(
         raise CircuitsError(
             "the model's output has one column, and no first and second choice to take the difference of; give metric="
         )
-    output, clean, entries = _mask_unread_outputs(output, clean, read)
+    output, clean, entries = _zero_unread_outputs(output, clean, read)
     return {"logit_diff": (_top_two_difference(output, clean), entries / output.shape[-1])}
 
 
-def _mask_unread_outputs(output: Tensor, clean: Tensor, read: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _zero_unread_outputs(output: Tensor, clean: Tensor, read: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Returns two outputs in float64, 0 where they are not read, and each example's number of entries."""
     output, clean = output.double(), clean.double()
     if read is None:
@@ -360,7 +360,7 @@ def _parse_per_example(value: Any, name: str, size: int, variant: str) -> np.nda
     """Returns a metric's values as a number per example; refuses any other shape or kind."""
     what = f"{metric_label(name)}, {variant}"
     if isinstance(value, Tensor):
-        value = dense_if_array(value, what).detach().cpu().resolve_conj().resolve_neg()
+        value = to_tensor_if_array(value, what).detach().cpu().resolve_conj().resolve_neg()
         # Complex values are refused below, as in numpy arrays.
         value = (value if value.is_complex() else value.double()).numpy()
     shape = list(np.shape(value)) if isinstance(value, np.ndarray) else type(value).__name__
@@ -392,7 +392,7 @@ class Measurements:
     engine: str = "naive"
     chunks: list[dict[int, PerExample]] = field(default_factory=list)
 
-    def add_run(self, index: int, values: PerExample) -> None:
+    def add_chunk_of_run(self, index: int, values: PerExample) -> None:
         """Adds the metric of the run of this index for the examples of a chunk, which the unedited run begins, at −1;
         refuses other metrics than those of the unedited run.
         """

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from circuits.arguments import is_whole
 from circuits.errors import CircuitsError, format_value
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import Prompts, row_numbers
 from circuits.model.prompt_parsing import continuation_ids, prompts
+from circuits.model.prompts_with_mask import Prompts, row_numbers
 from circuits.sweeps.logit_difference import LogitDifference, logit_difference
 
 CALLER = "read_prompts"

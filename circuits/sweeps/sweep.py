@@ -13,17 +13,17 @@ from circuits.arguments import check_renamed_args, parse_choice, parse_metric_ba
 from circuits.engine.stacked_from_first_edit import Variant, reason_not_to_stack, run_clean_pass, run_stacked
 from circuits.errors import CircuitsError, format_value, prefix_circuits_errors
 from circuits.frozen_tensors_and_positions import Span
-from circuits.interventions.apply import attach_plan, needed_clean_passes, plan_steps
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention
 from circuits.interventions.clean_passes_and_edit_hooks import CleanPassResults
 from circuits.interventions.grids_and_draws import Draws, VariantLike
+from circuits.interventions.intervene_run_cache import attach_plan, needed_clean_passes, plan_steps
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.decode_steps import parse_position_mask
 from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
 from circuits.model.hooked_model import HookedModel
-from circuits.model.padded_prompts import Prompts
 from circuits.model.prompt_parsing import parse_prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike
 from circuits.sweeps.logit_difference import LogitDifference
 from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, metric_label, variant_label
@@ -85,10 +85,10 @@ def sweep(
     prompts = parse_prompts(hooked, tokens, "sweep")
     measured = Metric.parse(metric, batch, (hooked, prompts), "sweep", positions)
     resampling = parse_resampling(seed, draws, flips, "sweep")
-    return run_sweep(hooked, prompts, variants, measured, resampling, engine, batch_size)[0]
+    return sweep_with_measurements(hooked, prompts, variants, measured, resampling, engine, batch_size)[0]
 
 
-def run_sweep(
+def sweep_with_measurements(
     hooked: HookedModel,
     prompts: Prompts,
     variants: Any,
@@ -143,23 +143,23 @@ class ModelSweep:
     variants: Sequence[Variant]
     batch_size: int = 0
 
-    def measure(self, size: int) -> Measurements:
+    def measure(self, rows_per_forward: int) -> Measurements:
         """Returns the measurements with so many rows in a forward, of chunks of equal number as far as that goes."""
-        self.batch_size, total = size, len(self.prompts)
+        self.batch_size, total = rows_per_forward, len(self.prompts)
         self.found = Measurements(
             [
                 {"variant": one.name, "draw": one.draw, **edited_place_columns(one.interventions, one.plan)}
                 for one in self.variants
             ]
         )
-        self.references = CleanPassResults(self.hooked, size)
-        step = -(-total // -(-total // size))
+        self.references = CleanPassResults(self.hooked, rows_per_forward)
+        step = -(-total // -(-total // rows_per_forward))
         for start in range(0, total, step):
             with assert_weights_unchanged(self.hooked.model, metric_label(self.metric.name)):
-                self._measure_chunk(slice(start, min(start + step, total)))
+                self._measure_examples(slice(start, min(start + step, total)))
         return self.found
 
-    def _measure_chunk(self, rows: slice) -> None:
+    def _measure_examples(self, rows: slice) -> None:
         """Adds the measurements of some examples: of the model, of the variants that share forwards, of the others."""
         self.rows = rows
         self.here = self.metric.for_rows(rows)
@@ -172,7 +172,7 @@ class ModelSweep:
         # A model may overwrite its output in the next run.
         self.clean = _check_numeric_output(clean.output, self.here.kept, BASELINE).clone()
         self.scale = self.clean.masked_fill(~self.clean.isfinite(), 0.0).abs().max()
-        self.found.add_run(-1, self.here.measure(self.clean, self.clean, BASELINE))
+        self.found.add_chunk_of_run(-1, self.here.measure(self.clean, self.clean, BASELINE))
         # After the metric has been tried, and all at once, so that references on the same tokens share a pass.
         self.references.run_missing(needed_clean_passes(step for one in self.variants for step in one.plan))
         columns = self.here.columns_read
@@ -215,7 +215,7 @@ class ModelSweep:
         output, dtype = _check_numeric_output(output, kept, title), clean.dtype
         rounding = _ROUNDING[dtype] * self.scale if dtype in _ROUNDING else _HALF[dtype] * clean.abs()
         output = torch.where((output - clean).abs() <= rounding, clean, output)
-        self.found.add_run(index, self.here.measure(output, self.clean, title, columns))
+        self.found.add_chunk_of_run(index, self.here.measure(output, self.clean, title, columns))
 
 
 def _check_numeric_output(output: Any, read: Tensor | None, title: str) -> Tensor:
@@ -294,7 +294,7 @@ def compare(
     found: Measurements | None = None
     done = 0
     for part in parts if isinstance(parts, Iterable) else ():
-        if not _is_unedited_and_outputs(part):
+        if not _is_unedited_with_outputs(part):
             raise CircuitsError("compare: give a list of (unedited, {name: output}), all of them tensors")
         clean, outputs = part
         if found is None:
@@ -306,11 +306,11 @@ def compare(
             raise CircuitsError(f"compare: a chunk has {', '.join(outputs)}; the first {', '.join(names)}")
         of_chunk = measured.for_rows(slice(done, done + len(clean)))
         done += len(clean)
-        found.add_run(-1, of_chunk.measure(clean, clean, BASELINE))
+        found.add_chunk_of_run(-1, of_chunk.measure(clean, clean, BASELINE))
         for index, (name, output) in enumerate(outputs.items()):
             if output.shape != clean.shape:
                 raise CircuitsError(f"compare: {name} is {list(output.shape)}, unedited {list(clean.shape)}")
-            found.add_run(index, of_chunk.measure(output, clean, name))
+            found.add_chunk_of_run(index, of_chunk.measure(output, clean, name))
     if isinstance(measured.batch, LogitDifference):
         measured.batch.check_count(done)
     if found is None or not found.runs or (given is not None and len(given) != done):
@@ -319,6 +319,6 @@ def compare(
     return tabulate_runs(found, resampling, {}, {"engine": "given", "n": done}, measured.untested)
 
 
-def _is_unedited_and_outputs(part: Any) -> bool:
+def _is_unedited_with_outputs(part: Any) -> bool:
     is_pair = isinstance(part, tuple | list) and len(part) == 2 and isinstance(part[1], Mapping)
     return is_pair and all(isinstance(x, Tensor) for x in (part[0], *part[1].values()))

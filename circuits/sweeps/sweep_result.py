@@ -18,7 +18,7 @@ from circuits.figures.panel_grid import Figure
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
 from circuits.statistics import LEVEL, holm_adjusted, p_value_floor_notes, summary_columns
 from circuits.sweeps.metrics import Measurements, Row
-from circuits.table_printing import metrics_asked_for, short_table
+from circuits.table_printing import metrics_asked_for, short_table_text
 
 # fmt: off
 COLUMNS = (
@@ -60,7 +60,7 @@ class SweepResult:
     settings: dict[str, Any]
 
     def __repr__(self) -> str:
-        return "\n".join([short_table(self.frame, SHOWN), *p_value_notes(self.frame, self.settings)])
+        return "\n".join([short_table_text(self.frame, SHOWN), *p_value_notes(self.frame, self.settings)])
 
     @classmethod
     def concat(cls, parts: Iterable[SweepResult] | Mapping[str, SweepResult]) -> SweepResult:
@@ -209,7 +209,7 @@ def tabulate_runs(
     rows: list[Row] = []
     unedited: list[Row] = []
     for metric in measured.chunks[0][0]:
-        runs, values = _pool_draws(measured, metric)
+        runs, values = _append_mean_draws(measured, metric)
         columns = summary_columns(values[0], values[1], level=LEVEL, **resampling)
         series: list[Row] = [
             dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
@@ -263,7 +263,7 @@ def edited_place_columns(interventions: Sequence[Intervention], plan: Iterable[S
     }
 
 
-def _pool_draws(measurements: Measurements, metric: str) -> tuple[list[Row], np.ndarray]:
+def _append_mean_draws(measurements: Measurements, metric: str) -> tuple[list[Row], np.ndarray]:
     """Returns the runs and their sums and counts [2 run example], the unedited run first, and after them the mean draw
     of each variant that has draws.
     """

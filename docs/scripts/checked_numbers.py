@@ -35,10 +35,10 @@ import results
 from interp_tasks import experiments
 from interp_tasks.checkpoints.run_reader import read_metrics, read_run
 from interp_tasks.checkpoints.steps_around_drop import theoretical_plateau
-from interp_tasks.measurement.run_logs import find_runs
+from interp_tasks.measurement.run_logs import run_folders_by_name
 from interp_tasks.published import paper_names
 from interp_tasks.reproduction import reproduce
-from interp_tasks.reproduction.runs_and_records import read_records_file, records_file
+from interp_tasks.reproduction.runs_and_records import read_records_file, shipped_records_file
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -109,7 +109,7 @@ def steps_of(runs: str) -> set[float]:
     """Returns the steps of the drops of runs, their last ones, and the last above 0.9 of a plateau by theory."""
     frame = experiments.drops(runs).frame
     found = leaves(frame.loc[frame["metric"].isin(STEPS), "value"].tolist())
-    for run in find_runs(runs).values():
+    for run in run_folders_by_name(runs).values():
         logged, described = read_metrics(run), read_run(run)
         level = 0.9 * (theoretical_plateau(described) or math.inf)
         metric = described["drop_metric"]["name"]
@@ -121,7 +121,7 @@ def steps_of(runs: str) -> set[float]:
 def logged_at(runs: str, step: str) -> set[float]:
     """Returns what runs have logged at a step; of an error whose plateau theory gives also as a fraction of that."""
     found: set[float] = set()
-    for run in find_runs(runs).values():
+    for run in run_folders_by_name(runs).values():
         (line,) = (line for line in read_metrics(run) if line["step"] == int(step))
         described = read_run(run)
         if plateau := theoretical_plateau(described):
@@ -142,7 +142,7 @@ def numbers_of(source: str) -> set[float]:
     if kind == "circuits":
         return leaves(json.loads((RESULTS / "circuits.json").read_text(encoding="utf-8"))[name])
     if kind == "settings":
-        return set().union(*(leaves(read_run(run)["config"]) for run in find_runs(name).values()))
+        return set().union(*(leaves(read_run(run)["config"]) for run in run_folders_by_name(name).values()))
     if kind == "generalisation":
         rows = experiments.generalisation(name).frame
         return leaves(rows.loc[rows["metric"].str.startswith("step at"), "value"].tolist())
@@ -156,7 +156,7 @@ def numbers_of(source: str) -> set[float]:
     if source.startswith("zoo:"):
         return logged_at(*source.split("@")) if "@" in source else steps_of(source)
     paper, study, run = [*source.split("/", 2), "*", "*"][:3]
-    records = read_records_file(records_file(paper)).values()
+    records = read_records_file(shipped_records_file(paper)).values()
     named = {f"{one.on}/{one.control}".removesuffix("/"): one for one in records if one.study == study}
     kept = [one.row_dicts() for name, one in named.items() if fnmatchcase(name, run)]
     if not kept:

@@ -12,7 +12,7 @@ import numpy as np
 from plotly.subplots import make_subplots
 
 from circuits.figures.panel_grid import COLOURS, DIVERGING, INK, TEMPLATE
-from interp_tasks.demo import MATRIX_RUN, median_matrix_and_completions
+from interp_tasks.demo import MATRIX_RUN, median_matrix_blanks_completions
 from interp_tasks.measurement.options_and_examples import Examples
 from interp_tasks.measurement.run_logs import declared_by_run, read_runs
 
@@ -61,7 +61,7 @@ def draw_matrices(figure: Any, matrices: Any, hidden: Any) -> None:
 
 
 def main() -> None:
-    truth, hidden, made = median_matrix_and_completions(MATRIX_RUN, Examples(samples=256))
+    truth, hidden, made = median_matrix_blanks_completions(MATRIX_RUN, Examples(samples=256))
     figure = make_subplots(
         2,
         4,

@@ -32,7 +32,7 @@ from interp_tasks.checkpoints.run_reader import (
 from interp_tasks.checkpoints.run_writer import declared_drop
 from interp_tasks.grid_spec import RunToShip, read_grid_spec, recipe_file, runs_shipped_by_recipe
 from interp_tasks.grids.grid_run_and_table import is_trained
-from interp_tasks.grids.work_units import TrainUnit, list_train_units
+from interp_tasks.grids.work_units import TrainUnit, train_units_of_each_block
 from tasks.base import pool_parts
 
 #: Test examples behind the stored metrics; finite tasks have fewer and use them all.
@@ -44,7 +44,7 @@ CLOCK_LINES = 200
 def shipped_runs(recipe: str | Path) -> dict[str, tuple[RunToShip, TrainUnit]]:
     """Returns the runs that a recipe ships, by name in the zoo, each with its whole configuration and folder."""
     spec = read_grid_spec(recipe_file(recipe))
-    units = list_train_units(spec)
+    units = train_units_of_each_block(spec)
     return {
         run.name: (run, units[spec.train.index(run.block)][run.index])
         for run in runs_shipped_by_recipe(recipe)

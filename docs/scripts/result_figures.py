@@ -16,14 +16,14 @@ from plotly.subplots import make_subplots
 
 from circuits import run as run_model
 from circuits.figures.panel_grid import COLOURS, INK, TEMPLATE, colour_and_symbol, draw_panels
-from circuits.figures.panels import Series, curve, heatmap
+from circuits.figures.panel_kinds import Series, curve, heatmap
 from interp_tasks import experiments, load_checkpoint
 from interp_tasks.checkpoints.checkpoint_refs import find_run_folder
 from interp_tasks.checkpoints.run_reader import read_metrics, read_run
-from interp_tasks.demo import median_matrix_and_completions
+from interp_tasks.demo import median_matrix_blanks_completions
 from interp_tasks.measurement.options_and_examples import Examples
 from interp_tasks.reproduction import reproduce
-from interp_tasks.reproduction.runs_and_records import read_records_file, records_file
+from interp_tasks.reproduction.runs_and_records import read_records_file, shipped_records_file
 from interp_tasks.reproduction.verdict_text import headline_verdicts
 
 IMAGES, RESULTS = (Path(__file__).parents[1] / name for name in ("images", "results"))
@@ -101,7 +101,7 @@ def plateau_and_fall() -> Any:
 
 def filled_in() -> Any:
     """Returns a matrix as the flagship fills it in, before its first step and at three stored ones, and the truth."""
-    truth, hidden, made = median_matrix_and_completions(FLAGSHIP, Examples(samples=256))
+    truth, hidden, made = median_matrix_blanks_completions(FLAGSHIP, Examples(samples=256))
     task, config = load_checkpoint(f"{FLAGSHIP}@pre").task, read_run(find_run_folder(FLAGSHIP))["config"]
     model = task.build_model(config["train"]["seed"], task.Model(**config["model"]))
     tokens = task.batch(*(torch.tensor(each).flatten()[None] for each in (truth, hidden))).tokens
@@ -122,7 +122,7 @@ def filled_in() -> Any:
 
 def recorded_scores(run: str) -> pandas.DataFrame:
     """Returns the largest scores of any head that the verdicts on a run rest on: a row for each step."""
-    records = read_records_file(records_file("matrix-completion")).values()
+    records = read_records_file(shipped_records_file("matrix-completion")).values()
     asked = ("attention-random-masks", run.removeprefix("zoo:"), "")
     (found,) = (one.row_dicts() for one in records if (one.study, one.on, one.control) == asked)
     table = pandas.DataFrame(found)

@@ -124,7 +124,7 @@ def detect_drop_or_reason(
     if len(curve) < MIN_VALUES:
         return f"{len(curve)} values are logged, a drop is told from {MIN_VALUES} at least (train.log_every)"
     (before, ahead, around), final = _medians_before_ahead_around(curve), final_level(curve)
-    found = _plateau_and_crossing(at, curve, before, ahead, final)
+    found = _plateau_and_crossing_or_reason(at, curve, before, ahead, final)
     if isinstance(found, str):
         return f"it does not {moves}{found}, yet; train longer (a larger train.steps)"
     plateau, crossing = found
@@ -183,13 +183,13 @@ def _medians_before_ahead_around(curve: Array) -> tuple[Array, Array, Array]:
     return before.to_numpy(), ahead.to_numpy(), around.to_numpy()
 
 
-def _plateau_and_crossing(
-    at: Array, curve: Array, before: Array, ahead: Array, final: float
+def _plateau_and_crossing_or_reason(
+    steps: Array, curve: Array, before: Array, ahead: Array, final: float
 ) -> tuple[float, int] | str:
     """Returns the plateau of a fall and the index at which its middle is passed, or how it does not fall."""
     import numpy as np
 
-    plateau, crossing = _level_before_best_split(at, curve), -1
+    plateau, crossing = _level_before_best_split(steps, curve), -1
     for _ in range(20):
         if not plateau > final:
             return ""
@@ -200,7 +200,7 @@ def _plateau_and_crossing(
         previous, crossing = crossing, int(passed.argmax())
         if crossing == previous:
             break
-        plateau = float(np.median(curve[_plateau_indices(at, crossing)]))
+        plateau = float(np.median(curve[_plateau_indices(steps, crossing)]))
     return plateau, crossing
 
 
@@ -233,20 +233,20 @@ def plateau_steps(steps: Steps, drop: Drop) -> Array:
     return at[_plateau_indices(at, int(np.searchsorted(at, drop.crossing)))]
 
 
-def _plateau_indices(at: Array, crossing: int) -> NDArray[np.int64]:
+def _plateau_indices(steps: Array, crossing: int) -> NDArray[np.int64]:
     """Returns the indices between a tenth and a half of the crossing, or all before it in a coarse log."""
     import numpy as np
 
-    step = at[crossing]
-    inside = np.flatnonzero((at >= step / 10) & (at <= step / 2))
+    step = steps[crossing]
+    inside = np.flatnonzero((steps >= step / 10) & (steps <= step / 2))
     return inside if len(inside) >= 3 else np.arange(crossing)
 
 
-def _level_before_best_split(at: Array, curve: Array) -> float:
+def _level_before_best_split(steps: Array, curve: Array) -> float:
     """Returns the higher level in the best description of the curve as one level and then a lower one."""
     import numpy as np
 
-    edges = np.concatenate([at[:1], (at[1:] + at[:-1]) / 2, at[-1:]])
+    edges = np.concatenate([steps[:1], (steps[1:] + steps[:-1]) / 2, steps[-1:]])
     weights = np.maximum(np.diff(edges), 1e-9)
     splits = np.unique(np.linspace(1, len(curve) - 1, MAX_SPLITS).astype(int))
     # Sorted once: the weighted median of a part is where the weights of that part alone, in this order, reach half.

@@ -30,7 +30,7 @@ from interp_tasks.checkpoints.checkpoint import (
 )
 from interp_tasks.checkpoints.run_reader import (
     METRICS_FILE,
-    check_run_path,
+    check_run_target,
     checkpoint_folder,
     is_checkpoint_folder,
     is_run_folder,
@@ -58,7 +58,7 @@ def is_hugging_face(source: Path) -> bool:
     return file.is_file() and "model_type" in read_json(file, "a model's config")
 
 
-def read_hugging_face_config_and_model(folder: Path) -> tuple[dict[str, Any], HookedTransformer]:
+def read_config_and_hooked_model(folder: Path) -> tuple[dict[str, Any], HookedTransformer]:
     """Returns the config of a folder's model, as a checkpoint stores it, and the model as a HookedTransformer.
 
     Nothing of the folder is run, and nothing is fetched: weights are safetensors.
@@ -200,13 +200,13 @@ def import_checkpoint(
             that is missing.
     """
     folder = Path(source)
-    check_run_path(Path(out))
-    check_foreign_files(folder, tokenizer)
+    check_run_target(Path(out))
+    check_not_run_and_has_tokenizer(folder, tokenizer)
     lines = None if log is None else read_foreign_log(Path(log))
     if is_hugging_face(folder) and has_tokenizer(folder):
         tokenizer = tokenizer or folder
     # All before the folder is made, so that what is refused leaves none.
-    described, models, arranged = read_architecture_and_models(folder, step, task, dict(config or {}))
+    described, models, arranged = architecture_models_and_changes(folder, step, task, dict(config or {}))
     for number, model in models.items():
         check_storable(model, task, number)
     of_task = None if task is None else {"name": task.name, **task.model_dump(mode="json")}
@@ -225,7 +225,7 @@ def import_checkpoint(
     return [ImportedCheckpoint(path, number, *arranged[number]) for number, path in paths.items()]
 
 
-def check_foreign_files(source: Path, tokenizer: str | Path | None) -> None:
+def check_not_run_and_has_tokenizer(source: Path, tokenizer: str | Path | None) -> None:
     """Refuses weights that are a run's already, and a folder that holds no tokenizer."""
     if is_run_folder(source) or is_checkpoint_folder(source if source.is_dir() else source.parent):
         raise UserError(
@@ -243,14 +243,14 @@ def log_later_lines(run: RunFolder, lines: Sequence[Mapping[str, Any]]) -> None:
             run.log(line)
 
 
-def read_architecture_and_models(
+def architecture_models_and_changes(
     folder: Path, step: int | None, task: Task | None, config: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[int, HookedTransformer], dict[int, tuple[Names, Names]]]:
     """Returns the architecture as JSON, and by step the models and what was changed to copy them in."""
     if is_hugging_face(folder):
         if config:
             raise UserError(f"{folder} says itself what its model is: leave config out")
-        described, model = read_hugging_face_config_and_model(folder)
+        described, model = read_config_and_hooked_model(folder)
         return described, {step or 0: model}, {step or 0: ((), ())}
     files = weight_files_by_step(folder, step)
     states = {number: read_state_dict(file) for number, file in sorted(files.items())}

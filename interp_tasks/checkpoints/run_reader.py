@@ -72,7 +72,7 @@ def check_no_run(folder: Path) -> None:
         raise UserError(f"{folder} is the folder of a run: choose another --out")
 
 
-def check_run_path(run: Path) -> None:
+def check_run_target(run: Path) -> None:
     """Refuses a folder that lies in a run's, at any depth, or whose run no REF could name."""
     for folder in run.resolve().parents:
         check_no_run(folder)
@@ -204,7 +204,9 @@ def parse_metrics_line(line: bytes, file: Path, number: int) -> dict[str, Any]:
     return content
 
 
-def read_columns_and_last_step(path: Path) -> tuple[dict[tuple[str, str], tuple[Steps, Values]], int | None]:
+def read_metric_series_and_last_step(
+    path: Path,
+) -> tuple[dict[tuple[str, str], tuple[Steps, Values]], int | None]:
     """Reads the metrics of a log, one column each, and the last step; a last line that is unfinished is left out."""
     import numpy as np
     import pyarrow as arrow
@@ -320,7 +322,7 @@ def is_complete_checkpoint(folder: Path) -> bool:
         return False
 
 
-def checkpoint_and_stop_folders(run: Path) -> list[tuple[int, Path]]:
+def checkpoints_and_stop_by_step(run: Path) -> list[tuple[int, Path]]:
     """Returns the steps and folders of a run's checkpoints, and of a stop between two of them, by step."""
     points = [(step, checkpoint_folder(run, step)) for step in stored_steps(run)]
     with contextlib.suppress(UserError):

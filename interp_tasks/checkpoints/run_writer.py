@@ -31,8 +31,8 @@ from interp_tasks.checkpoints.run_reader import (
     STOPPED_FOLDER,
     TRAINING_STATE_FILE,
     WEIGHTS_FILE,
-    checkpoint_and_stop_folders,
     checkpoint_folder,
+    checkpoints_and_stop_by_step,
     json_bytes,
     parse_metrics_line,
     read_checkpoint_meta,
@@ -57,7 +57,7 @@ _MISSING = "(not set)"
 
 
 @dataclass(frozen=True)
-class LearningRateSchedule:
+class LearningRateFromSettings:
     """A learning-rate schedule: a run may go on by another only if no step taken had another learning rate.
 
     Attributes:
@@ -69,12 +69,12 @@ class LearningRateSchedule:
     rates: Callable[[Mapping[str, Any]], Callable[[int], float]]
 
 
-def make_run_json(
+def new_or_resumed_run_json(
     run: Path,
     config: Mapping[str, Any],
     info: Mapping[str, Any],
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
-    schedule: LearningRateSchedule | None = None,
+    schedule: LearningRateFromSettings | None = None,
 ) -> dict[str, Any]:
     """Returns the content ``run.json`` should have now: fresh, or the existing one with this opening recorded.
 
@@ -112,7 +112,7 @@ def make_run_json(
         )
     if schedule and other:
         before, after = schedule.rates(old["train"]), schedule.rates(config["train"])
-        taken = max((step for step, _ in checkpoint_and_stop_folders(run)), default=0)
+        taken = max((step for step, _ in checkpoints_and_stop_by_step(run)), default=0)
         for update in range(taken):
             if before(update) != after(update):
                 raise UserError(
@@ -189,7 +189,7 @@ class RunFolder:
         info: Mapping[str, Any],
         *,
         defaults: Mapping[str, Mapping[str, Any]] | None = None,
-        schedule: LearningRateSchedule | None = None,
+        schedule: LearningRateFromSettings | None = None,
     ) -> Iterator[RunFolder]:
         """Makes the folder, or takes over the one that the same config made, and is its one writer in the block.
 
@@ -225,7 +225,7 @@ class RunFolder:
                 for entry in (*folder.iterdir(), *(folder / CHECKPOINTS_FOLDER).glob(".*")):
                     if is_temporary_name(entry):
                         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-                described = make_run_json(folder, config, info, defaults, schedule)
+                described = new_or_resumed_run_json(folder, config, info, defaults, schedule)
                 atomic_write(folder / RUN_FILE, json_bytes(described))
                 (folder / CHECKPOINTS_FOLDER).mkdir(exist_ok=True)
                 sync_folder(folder)
@@ -244,7 +244,7 @@ class RunFolder:
             UserError: if there are checkpoints but none that can be resumed from (nothing is removed then).
         """
         steps = stored_steps(self.path)
-        point, fault = newest_resume_point_and_fault(self.path)
+        point, fault = newest_resume_point_or_fault(self.path)
         if point is None and steps:
             reason = f" ({fault})" if fault else ""
             raise UserError(
@@ -332,10 +332,10 @@ class RunFolder:
             remove_folder(self._stop_folder)
 
 
-def newest_resume_point_and_fault(run: Path) -> tuple[ResumePoint | None, str]:
+def newest_resume_point_or_fault(run: Path) -> tuple[ResumePoint | None, str]:
     """Returns the last point that training can go on from, or why the newest cannot be read."""
     fault = ""
-    for step, folder in reversed(checkpoint_and_stop_folders(run)):
+    for step, folder in reversed(checkpoints_and_stop_by_step(run)):
         try:
             meta = read_checkpoint_meta(folder)
             state = folder / TRAINING_STATE_FILE

@@ -14,7 +14,7 @@ from interp_tasks.checkpoints.run_reader import (
     METRICS_FILE,
     RUN_FILE,
     log_file,
-    read_columns_and_last_step,
+    read_metric_series_and_last_step,
     read_run,
     stored_steps,
 )
@@ -82,7 +82,7 @@ def detect_drop_of_run(run: Path, run_json: Mapping[str, Any], name: str) -> Dro
         raise UserError(
             f"{run / RUN_FILE} declares no drop_metric, so no drop can be found: give steps, or @last"
         )
-    columns, _ = read_columns_and_last_step(run)
+    columns, _ = read_metric_series_and_last_step(run)
     logged = columns.get(("validation", metric["name"]))
     if logged is None or all(value != value for value in logged[1]):
         raise UserError(

@@ -58,8 +58,8 @@ def command_of_function(name: str, line: str, function: Callable[..., None]) -> 
     }
     options = [each for each in parameters if each.name not in groups and each.kind is not each.VAR_KEYWORD]
     for kind in groups.values():
-        options += options_of_dataclass(kind)
-    options += options_of_parameters(each for each in parameters if each.kind is each.VAR_KEYWORD)
+        options += parameters_of_dataclass(kind)
+    options += select_option_parameters(each for each in parameters if each.kind is each.VAR_KEYWORD)
 
     def call(**given: Any) -> None:
         for group, kind in groups.items():
@@ -101,7 +101,7 @@ def make_command(
     return made
 
 
-def options_of_dataclass(kind: type) -> list[inspect.Parameter]:
+def parameters_of_dataclass(kind: type) -> list[inspect.Parameter]:
     """Returns the fields of a dataclass as parameters, those that it inherits after its own."""
     hints = get_type_hints(kind, include_extras=True)
     bases = [[*inspect.get_annotations(base)] for base in kind.__mro__]
@@ -123,7 +123,7 @@ def make_parameter(name: str, annotation: Any, default: Any = inspect.Parameter.
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def options_of_parameters(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+def select_option_parameters(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
     """Returns the options among a function's parameters, those of ``**options: Unpack[TYPED_DICT]`` with them.
 
     An annotation is ``Annotated[TYPE, typer.Option(...), CLI_TYPE]``; the last, which may be left out, is what the
@@ -134,7 +134,7 @@ def options_of_parameters(parameters: Iterable[inspect.Parameter]) -> list[inspe
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
             hints = get_type_hints(get_args(parameter.annotation)[0], include_extras=True)
-            options += options_of_parameters(
+            options += select_option_parameters(
                 make_parameter(name, hint, DEFAULTS.get(name)) for name, hint in hints.items()
             )
         if parameter.name in EXAMINED or get_origin(parameter.annotation) is not Annotated:

@@ -17,8 +17,8 @@ from interp_tasks.cli.command_building import (
     CommonOptions,
     make_command,
     make_parameter,
-    options_of_dataclass,
-    options_of_parameters,
+    parameters_of_dataclass,
+    select_option_parameters,
 )
 from interp_tasks.cli.tables import FORMATS, print_in_format, write_and_show
 from interp_tasks.cli.terminal import progress_line
@@ -59,7 +59,7 @@ TOP = Annotated[
 ]
 
 
-def check_rate(rate: float | None) -> float | None:
+def check_gflop_rate(rate: float | None) -> float | None:
     # A larger one no machine has.
     if rate is not None and not 0 < rate < 1e9:
         raise UserError(f"--rate {rate:g}: give GFLOP per second, more than 0 and below 1e+09, such as 20")
@@ -77,7 +77,7 @@ FORMAT = Annotated[
 RATE = Annotated[
     float | None,
     typer.Option(
-        "--rate", metavar="GFLOPS", help="GFLOP per second to reckon time with.", callback=check_rate
+        "--rate", metavar="GFLOPS", help="GFLOP per second to reckon time with.", callback=check_gflop_rate
     ),
 ]
 
@@ -143,7 +143,7 @@ class TaskAndPresetOptions(ImportOptions):
 def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
     """Returns the command of an experiment; its options are the parameters of its function and what all have."""
     signature = inspect.signature(experiment.function, eval_str=True, locals=TYPES_ALONE).parameters
-    own, of_runs = options_of_parameters(signature.values()), "runs" in signature
+    own, of_runs = select_option_parameters(signature.values()), "runs" in signature
     of_examples = any(each.kind is each.VAR_KEYWORD for each in signature.values())
     # Where an experiment compares no metrics, an option of that name is its own.
     of_metrics = not of_runs and find_view(experiment.name, "view_columns") is None
@@ -189,7 +189,7 @@ def experiment_command(line: str, experiment: Experiment) -> TyperCommand:
         show = partial(print_in_format, result, format, metric, top)
         write_and_show(lambda: written + result.write(out, page=plot), show, quiet)
 
-    parameters = [examined, *own, *of_rows, *options_of_dataclass(ResultOptions)]
+    parameters = [examined, *own, *of_rows, *parameters_of_dataclass(ResultOptions)]
     made = make_command(experiment.name, line, experiment.function, parameters, call)
     if experiment.samples is not None:
         (samples,) = (each for each in made.params if each.name == "samples")

@@ -156,7 +156,7 @@ def print_blocks(
     kept, shared = split_shared_columns(columns, blocks)
     out = stdout_console()
     kept, without = omit_intervals_to_fit([*map(align_numbers, kept)], out.width)
-    parts = fit_columns_to_width(kept, out.width)
+    parts = split_columns_to_width(kept, out.width)
     wide = stdout_console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
     for at, (block, (*first, last)) in enumerate(zip(blocks, heads, strict=True)):
         known = {*last, *(part.partition(" ")[2] for part in last)}
@@ -233,7 +233,7 @@ def split_shared_columns(
     return (kept, shared) if kept else (list(columns), [[] for _ in blocks])
 
 
-def fit_columns_to_width(columns: Sequence[TextColumn], room: int) -> list[list[tuple[TextColumn, int]]]:
+def split_columns_to_width(columns: Sequence[TextColumn], room: int) -> list[list[tuple[TextColumn, int]]]:
     """Returns as many columns at a time as there is room for, with their widths, which are those of every block.
 
     Columns below the first part begin with those that name a row. A column is at least as wide as its longest word

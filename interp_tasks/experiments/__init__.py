@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from interp_tasks.measurement.options_and_examples import Examples, Options
     from interp_tasks.measurement.result import COLUMNS, Experiment, Result
     from interp_tasks.papers.grokfast.generalisation import generalisation
-    from interp_tasks.papers.matrix_completion.answer_sources import copying, decoding, influence
+    from interp_tasks.papers.matrix_completion.copying_decoding_influence import copying, decoding, influence
     from interp_tasks.papers.matrix_completion.embeddings_experiment import embeddings
     from interp_tasks.papers.matrix_completion.model_versus_methods import algorithm, baseline, ood
     from interp_tasks.papers.matrix_completion.what_moves_first import order
     from interp_tasks.papers.miiii.answers_and_chance import data
     from interp_tasks.papers.miiii.embedding_svd_and_frequencies import weights
-    from interp_tasks.papers.miiii.gradient_norms import gradients
+    from interp_tasks.papers.miiii.logged_gradient_norms import gradients
     from interp_tasks.papers.miiii.neurons_experiment import neurons
     from interp_tasks.papers.miiii.order_correlations import prime_order
     from interp_tasks.papers.miiii.parts_by_prime import primes
@@ -57,12 +57,14 @@ _HOMES = {
     **dict.fromkeys(("probe", "lens"), "experiments.probe_and_lens"),
     "generalisation": "papers.grokfast.generalisation",
     **dict.fromkeys(("algorithm", "baseline", "ood"), "papers.matrix_completion.model_versus_methods"),
-    **dict.fromkeys(("copying", "decoding", "influence"), "papers.matrix_completion.answer_sources"),
+    **dict.fromkeys(
+        ("copying", "decoding", "influence"), "papers.matrix_completion.copying_decoding_influence"
+    ),
     "embeddings": "papers.matrix_completion.embeddings_experiment",
     "order": "papers.matrix_completion.what_moves_first",
     "data": "papers.miiii.answers_and_chance",
     "detector": "papers.miiii.primality_by_remainders",
-    "gradients": "papers.miiii.gradient_norms",
+    "gradients": "papers.miiii.logged_gradient_norms",
     "neurons": "papers.miiii.neurons_experiment",
     "prime_order": "papers.miiii.order_correlations",
     "primes": "papers.miiii.parts_by_prime",

@@ -22,7 +22,7 @@ import typer
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.head_classes import (
     READ,
-    HeadClasses,
+    HeadClassesAndMovements,
     chosen_templates,
     classify_heads,
     scored_positions,
@@ -106,7 +106,7 @@ def attention(
         found = classify_heads(mask_subject_examples(subject, mask), names, at, moves)
         ref = str(subject.labels["ref"])
         maps[ref], classes[ref] = patterns.attention(subject.model, found.recorded), found.classes
-        return head_rows(found)
+        return rows_per_head_and_overall(found)
 
     def check(subject: LoadedCheckpoint) -> None:
         subject = mask_subject_examples(subject, mask)
@@ -132,7 +132,7 @@ def mask_subject_examples(subject: LoadedCheckpoint, mask: str | None) -> Loaded
     return subject.shown(hide(subject.batch, mask))
 
 
-def head_rows(found: HeadClasses) -> pandas.DataFrame:
+def rows_per_head_and_overall(found: HeadClassesAndMovements) -> pandas.DataFrame:
     """Returns a checkpoint's rows: each head's templates, movements and relocations, then those of all heads."""
     import pandas
 
@@ -172,7 +172,7 @@ def head_rows(found: HeadClasses) -> pandas.DataFrame:
     )
 
 
-def score_distribution_rows(found: HeadClasses) -> Iterator[Row]:
+def score_distribution_rows(found: HeadClassesAndMovements) -> Iterator[Row]:
     """Yields the distribution over heads of scores, corrected for chance, with intervals over examples.
 
     A quantile, or the largest, is taken in each resample anew.

@@ -24,7 +24,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_file
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs, resolve_refs, source_batch
 from interp_tasks.measurement.measure_checkpoints import measure
-from interp_tasks.measurement.option_parsing import check_choice, check_draws, parse_spans
+from interp_tasks.measurement.option_parsing import check_choice, check_draws, parse_named_positions
 from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import Result, Row, cell_writer, experiment, number_columns, value_text
 from interp_tasks.pages import Column, Figure, number
@@ -129,7 +129,7 @@ def circuit(
     kept = None if keep is None else read(keep)
     kind = kept.kind if kept else kind
     search = CircuitSearch(
-        source, metric, kind, method, parse_spans(spans), rank, faithfulness, random, curve, kept
+        source, metric, kind, method, parse_named_positions(spans), rank, faithfulness, random, curve, kept
     )
     examples = Examples.of(options)
     found = resolve_refs(refs, examples)
@@ -348,7 +348,7 @@ def interval_columns(row: Any, name: str, baseline: float | None = None) -> Row:
 
 def circuit_rows(
     result: Any,
-    member_count: int,
+    total_members: int,
     search: CircuitSearch,
     circuit: Circuit | None,
     on_finding_half: float | None = None,
@@ -359,7 +359,7 @@ def circuit_rows(
     """
     ends, row = result.baseline.iloc[0], result.frame.iloc[0]
     about = {"variant": CIRCUIT, "intervention": search.method_name, "n": int(ends["n"]), "engine": "naive"}
-    size = {**about, "metric": SIZE, "value": math.nan, "baseline": float(member_count)}
+    size = {**about, "metric": SIZE, "value": math.nan, "baseline": float(total_members)}
     gap = {**about, "metric": GAP, **interval_columns(ends, "gap")}
     value = {**about, "metric": str(ends["metric"]), "value": math.nan, "baseline": ends["clean"]}
     if circuit is None:

@@ -352,8 +352,8 @@ def curve_view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 def curve_figures(result: Result) -> list[Figure]:
     """Returns the curves of each run, its drop bold, and exact accuracies at its stored steps below."""
     from circuits.figures.panel_grid import draw_panels
-    from circuits.figures.panels import curve as lines
-    from circuits.figures.panels import rows_to_series
+    from circuits.figures.panel_kinds import curve as lines
+    from circuits.figures.panel_kinds import rows_to_one_series
 
     drawn = []
     for run, curves in result.data["curves"].items():
@@ -364,7 +364,7 @@ def curve_figures(result: Result) -> list[Figure]:
         stored = rows[(rows["variant"] == "stored step") & rows["metric"].str.startswith("accuracy")]
         if len(stored):
             groups = stored.groupby("metric", sort=False)
-            series = {f"{name}, stored steps": rows_to_series(part, "step") for name, part in groups}
+            series = {f"{name}, stored steps": rows_to_one_series(part, "step") for name, part in groups}
             panels.append(lines(series, y="accuracy", y_axis={"rangemode": "tozero"}))
         drawn.append(Figure(draw_panels(panels), f"Training of {run}", CAPTION))
     return drawn

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from circuits.figures.panel_grid import draw_panels
-from circuits.figures.panels import heatmap, spectrum
+from circuits.figures.panel_kinds import heatmap, spectrum
 from interp_tasks.measurement.activations_in_passes import record_in_passes
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, Refs
 from interp_tasks.measurement.measure_checkpoints import MeasuredRows, measure

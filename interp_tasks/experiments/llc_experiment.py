@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from circuits.figures.panel_grid import draw_panels
-from circuits.figures.panels import Series, curve, rows_to_series
+from circuits.figures.panel_kinds import Series, curve, rows_to_one_series
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import interval_over_runs, mean
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, checkpoints_by_run, resolve_refs
@@ -196,7 +196,7 @@ def figures(result: Result) -> list[Figure]:
     rows, drawn, traces = result.frame[result.frame["draw"].isna()], [], []
     for run, of_run in rows.groupby(rows["ref"].str.replace(STEP, "", regex=True), sort=False):
         for y, names in ((COEFFICIENT, (COEFFICIENT,)), ("loss", (TRAINING, HELD_OUT))):
-            series = {name: rows_to_series(of_run[of_run["metric"] == name], "step") for name in names}
+            series = {name: rows_to_one_series(of_run[of_run["metric"] == name], "step") for name in names}
             others = of_run["variant"].isin((TRAINING, HELD_OUT))
             halves = of_run[of_run["metric"].eq(HALF) & ~others]["value"].dropna()
             lines = [{"x": step, "line": {"dash": "dot", "width": 1}} for step in halves]

@@ -155,7 +155,7 @@ def probe(
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> pandas.DataFrame:
         table = tables[str(subject.labels["ref"])] = fit_probes(subject, places, names, test, untrained)
-        return probe_rows_by_control(table, untrained=untrained)
+        return rows_against_each_control(table, untrained=untrained)
 
     config = {"sites": places, "targets": names, "held_out": test, "untrained": untrained}
     checks: Any = {"check_sizes": check_sizes, "check": lambda subject: chosen_targets(subject, names)}
@@ -204,7 +204,7 @@ def chosen_targets(subject: LoadedCheckpoint, names: Sequence[str]) -> ProbeTarg
     return replace(declared, targets={name: declared.targets[name] for name in chosen})
 
 
-def probe_rows_by_control(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:
+def rows_against_each_control(table: pandas.DataFrame, *, untrained: bool) -> pandas.DataFrame:
     """Returns rows of the tidy table, target by target: one per control, beside each other."""
     import pandas
 

@@ -151,7 +151,7 @@ def transplanted_names(intervention: Any) -> list[str]:
 def transplant_figures(result: Result) -> list[Figure]:
     """Returns with several sources a map per component and metric, receiver by source; else the usual figure."""
     from circuits.figures.panel_grid import draw_panels, short_names
-    from circuits.figures.panels import NUMBERED, heatmap
+    from circuits.figures.panel_kinds import NUMBERED, heatmap
     from interp_tasks.measurement.table_figures import table_figures as usual
 
     frame = result.frame

@@ -308,7 +308,7 @@ def measure_as_parquet(unit: MeasureUnit, root: Path, device: str) -> bytes:
     return parquet
 
 
-def failure_record(unit: Unit, error: BaseException, said: str = "") -> UnitRecord:
+def failure_record(unit: Unit, error: BaseException, message: str = "") -> UnitRecord:
     """Returns the record of a unit that failed: a user's mistake in its own words, anything else with its kind."""
     from circuits import CircuitsError
     from tasks.errors import TaskError
@@ -317,7 +317,7 @@ def failure_record(unit: Unit, error: BaseException, said: str = "") -> UnitReco
     if not text or not isinstance(error, (UserError, TaskError, CircuitsError)):
         text = f"{type(error).__name__}: {text}"
     trace = "".join(traceback.format_exception(error))
-    return UnitRecord(unit.key, unit.description, "failed", said or text, trace)
+    return UnitRecord(unit.key, unit.description, "failed", message or text, trace)
 
 
 # ---- What is kept of a unit

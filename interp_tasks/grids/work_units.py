@@ -24,7 +24,7 @@ from interp_tasks.checkpoints.run_reader import (
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import every_experiment
 from interp_tasks.grid_spec import ExperimentSpec, Spec, TrainBlock, check_step_selectors, shipped_runs
-from interp_tasks.measurement.run_logs import find_runs
+from interp_tasks.measurement.run_logs import run_folders_by_name
 from interp_tasks.setting_parsing import MANY_RUNS
 from interp_tasks.text_formatting import did_you_mean
 from interp_tasks.training.config import SCHEDULE, ResolvedConfig, resolve_config
@@ -115,7 +115,7 @@ def check_grid_spec(spec: Spec, *, yes: bool = False) -> None:
     logs_alone = all(map(reads_logs_alone, spec.experiment))
     for run in spec.runs:
         if logs_alone:
-            find_runs(run)
+            run_folders_by_name(run)
         for ref in [f"{run}@{mark}" for asked in spec.experiment for mark in asked.at] or [run]:
             if not logs_alone:
                 resolve(ref)
@@ -160,7 +160,7 @@ def list_work_units(spec: Spec) -> GridPlan:
     """Returns every unit of a grid, each once: sweeps of two ``[[train]]`` may cross in a run."""
     trained: dict[str, TrainUnit] = {}
     varied: dict[Path, dict[str, Any]] = {}
-    for unit in (unit for units in list_train_units(spec) for unit in units):
+    for unit in (unit for units in train_units_of_each_block(spec) for unit in units):
         # Shared by all runs of a configuration: the blocks that come may vary more of it.
         family = varied.setdefault(Path(unit.folder).parent, {})
         family.update(unit.varied)
@@ -170,17 +170,19 @@ def list_work_units(spec: Spec) -> GridPlan:
     for asked in spec.experiment:
         for runs in runs_of_each_call(asked, list(keys), spec.runs):
             needs = tuple(keys[run] for run in runs if run in keys)
-            others = [identify_run_content(run, asked) for run in runs if run not in keys]
+            others = [hash_files_experiment_reads(run, asked) for run in runs if run not in keys]
             key = compute_content_key([asked.model_dump(mode="json"), needs, others, spec.threads])
             measured[key] = MeasureUnit(key, asked, runs, needs, spec.threads)
     return GridPlan(tuple(trained.values()), tuple(measured.values()))
 
 
-def identify_run_content(run: str, spec: ExperimentSpec) -> dict[str, Any]:
+def hash_files_experiment_reads(run: str, spec: ExperimentSpec) -> dict[str, Any]:
     """Returns the identity of the part of a run that an experiment reads: trained further, it is another."""
     if reads_logs_alone(spec):
         files = [
-            log_file(path, name) for path in find_runs(run).values() for name in (METRICS_FILE, CLOCK_FILE)
+            log_file(path, name)
+            for path in run_folders_by_name(run).values()
+            for name in (METRICS_FILE, CLOCK_FILE)
         ]
         logs = [read_decompressed_log(file) for file in files if file.is_file()]
         return {"run": run, "logs": [size_and_sha256(log)["sha256"] for log in logs]}
@@ -209,7 +211,7 @@ def resolve_block_config(block: TrainBlock, values: Mapping[str, Any]) -> Resolv
     return resolve_config(block.task, block.preset, typed)
 
 
-def list_train_units(spec: Spec) -> list[list[TrainUnit]]:
+def train_units_of_each_block(spec: Spec) -> list[list[TrainUnit]]:
     """Returns the runs of each block. Knows torch: a task fills in its defaults.
 
     More steps and a later schedule go on in the same folder, unless the grid compares them: in one block as axes, in

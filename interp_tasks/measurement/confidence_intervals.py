@@ -202,7 +202,7 @@ def without_intervals(row: dict[str, Any]) -> dict[str, Any]:
     return {name: float("nan") if "ci_" in name else value for name, value in row.items()}
 
 
-def bootstrap_point_weights(points: int, seed: int) -> numpy.ndarray:
+def ones_and_bootstrap_weights(points: int, seed: int) -> numpy.ndarray:
     """Returns weights ``[1 + draws, point]``: ones, then those of a bootstrap."""
     import numpy as np
 

@@ -29,7 +29,7 @@ NO_CLASSES = "--by-class finds classes on other examples, and --tokens are all t
 
 
 @dataclass(frozen=True)
-class HeadClasses:
+class HeadClassesAndMovements:
     """The scores, classes, movements and relocations of the heads of one checkpoint.
 
     Attributes:
@@ -67,10 +67,10 @@ class HeadClasses:
 
 def classify_heads(
     subject: LoadedCheckpoint,
-    names: Sequence[str] = (),
+    template_names: Sequence[str] = (),
     positions: str | tuple[int, ...] | None = READ,
     moving: bool = True,
-) -> HeadClasses:
+) -> HeadClassesAndMovements:
     """Scores and classifies the heads on a checkpoint's examples, and measures how their attention moves.
 
     A template that the task makes a class under a rule (``attention_rules()``) keeps it only among the templates asked
@@ -83,13 +83,13 @@ def classify_heads(
 
     chosen = scored_positions(subject, positions)
     shared = {"positions": chosen, "seed": subject.seed}
-    templates = chosen_templates(subject, names)
-    own = record_patterns_or_tokens(subject, subject.tokens)
+    templates = chosen_templates(subject, template_names)
+    own = patterns_or_tokens_if_too_large(subject, subject.tokens)
     scores = patterns.scores(subject.model, own, templates, batch=subject.batch, **shared)
     paired = declared_by_task(subject, "attention_moves", subject.batch, subject.seed) if moving else {}
     moves = {
         change: patterns.movement(
-            subject.model, own, record_patterns_or_tokens(subject, other.tokens), **shared
+            subject.model, own, patterns_or_tokens_if_too_large(subject, other.tokens), **shared
         )
         for change, other in paired.items()
     }
@@ -112,10 +112,10 @@ def classify_heads(
         followed[name] = patterns.follow(
             subject.model, before, after, each.groups, each.source, each.target, **where
         )
-    return HeadClasses(own, scores, classes, possible, moves, followed, chosen)
+    return HeadClassesAndMovements(own, scores, classes, possible, moves, followed, chosen)
 
 
-def record_patterns_or_tokens(subject: LoadedCheckpoint, tokens: Any) -> Any:
+def patterns_or_tokens_if_too_large(subject: LoadedCheckpoint, tokens: Any) -> Any:
     """Returns the attention patterns on some examples, for several measurements; the examples where that takes much
     memory, so that each runs them anew.
     """
@@ -126,7 +126,7 @@ def record_patterns_or_tokens(subject: LoadedCheckpoint, tokens: Any) -> Any:
     return patterns.record(subject.model, tokens) if entries <= RECORDED_ENTRIES else tokens
 
 
-def head_classes_held_out(subject: LoadedCheckpoint) -> HeadClasses:
+def head_classes_held_out(subject: LoadedCheckpoint) -> HeadClassesAndMovements:
     """Classifies heads on other examples of the task, so that selection and measurement are independent."""
     if subject.task is None:
         raise UserError(NO_CLASSES)

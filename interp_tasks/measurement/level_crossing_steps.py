@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 
 def lasting_crossing_steps(
-    steps: Sequence[int], values: Array, share: float, start: Array, end: Array
+    steps: Sequence[int], curves: Array, share: float, start: Array, end: Array
 ) -> Array:
     """Returns the step after which each curve has lastingly made ``share`` of the way from ``start`` to ``end``.
 
@@ -20,7 +20,7 @@ def lasting_crossing_steps(
     NaN for a curve that does not move, the first step for one that is past the level all along.
     """
     at = np.asarray(steps, dtype=float)
-    curves, distance = np.atleast_2d(values), np.atleast_1d(end) - np.atleast_1d(start)
+    curves, distance = np.atleast_2d(curves), np.atleast_1d(end) - np.atleast_1d(start)
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = (curves - np.atleast_1d(start)[:, None]) / distance[:, None]
     crossings = np.full(len(curves), np.nan)

@@ -99,7 +99,7 @@ Refs = str | Path | Sequence[str] | Sequence[ResolvedCheckpoint]
 
 
 def resolve_refs(
-    refs: Refs, examples: Examples | None = None, without: Collection[str] = ()
+    refs: Refs, examples: Examples | None = None, unavailable_options: Collection[str] = ()
 ) -> list[ResolvedCheckpoint]:
     """Returns every checkpoint that REFs name, each once and unloaded; those that are resolved are kept as they are.
 
@@ -108,7 +108,7 @@ def resolve_refs(
 
     Args:
         examples: which they are to see: where these are of their own tasks, all must name one.
-        without: options that the command lacks, which a refusal is not to name.
+        unavailable_options: options that the command lacks, which a refusal is not to name.
     """
     found: dict[Path, ResolvedCheckpoint] = {}
     for ref in [refs] if isinstance(refs, (str, Path)) else refs:
@@ -119,7 +119,7 @@ def resolve_refs(
     if not found:
         raise UserError("no checkpoint: give --ckpt REF, such as zoo:matrix-completion-7x7@post or RUN@last")
     for each in found.values() if examples.task is None and examples.of_task else ():
-        check_names_task(each.meta, each.label, without)
+        check_names_task(each.meta, each.label, unavailable_options)
     return list(found.values())
 
 
@@ -187,7 +187,7 @@ def subjects(
 
 
 def pair_with_examples(
-    found: Sequence[ResolvedCheckpoint], examples: Examples, own_task: Task | None
+    found: Sequence[ResolvedCheckpoint], examples: Examples, given_task: Task | None
 ) -> Iterator[LoadedCheckpoint]:
     """Yields every checkpoint with its task and examples, none of them loaded; a mixture for each of its parts."""
     from tasks.base import Split, Task, checked_sample
@@ -212,7 +212,7 @@ def pair_with_examples(
             batch = task.sample(examples.samples, examples.seed)
             yield LoadedCheckpoint(each, task, batch, batch.tokens, labels, examples.seed)
             continue
-        whole = own_task or each.task
+        whole = given_task or each.task
         assert whole is not None
         # What a task of the user's own asks of a model shows when there is one.
         if type(whole).check_model is Task.check_model:

@@ -94,7 +94,7 @@ def parse_position_list(option: str, spec: str | int | Iterable[int]) -> tuple[i
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def parse_spans(spec: str | Mapping[str, Iterable[int]] | None) -> dict[str, tuple[int, ...]]:
+def parse_named_positions(spec: str | Mapping[str, Iterable[int]] | None) -> dict[str, tuple[int, ...]]:
     """Returns positions by name, of ``noun=6,7;verb=8``; numbers are taken as they are."""
     given: Any = spec or {}
     if isinstance(spec, str):

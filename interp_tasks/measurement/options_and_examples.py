@@ -12,7 +12,7 @@ import typer
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_regular_file
 from interp_tasks.measurement.option_parsing import DEVICE, SEED, SPLITS, check_choice
-from interp_tasks.setting_parsing import SEED_END, check_task_name, task_config
+from interp_tasks.setting_parsing import SEED_END, check_task_name, parse_task_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ class Examples:
         if isinstance(task, str):
             check_task_name(task)
         if not isinstance(config, Mapping):
-            given["task_config"] = task_config(task, config)
+            given["task_config"] = parse_task_settings(task, config)
         asked = cls(**given, of_task=not {"tokens", "prompts"} & given.keys())
         if asked.samples is not None and asked.samples < 1:
             raise UserError(f"--samples {asked.samples}: at least one example is needed")

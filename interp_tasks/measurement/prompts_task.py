@@ -90,11 +90,11 @@ class PromptsTask(Task):
         assert isinstance(batch, PromptBatch)
         labels = batch.pairs.labels
         return ProbeTargets(
-            {name: make_label_target(values) for name, values in labels.items()}, positions=(-1,)
+            {name: make_number_or_class_target(values) for name, values in labels.items()}, positions=(-1,)
         )
 
 
-def make_label_target(values: tuple[Any, ...]) -> ProbeTarget:
+def make_number_or_class_target(values: tuple[Any, ...]) -> ProbeTarget:
     try:
         return ProbeTarget(torch.tensor([float(value) for value in values]), "regression")
     except (TypeError, ValueError):

@@ -163,7 +163,7 @@ def metrics_side_by_side(frame: pandas.DataFrame) -> pandas.DataFrame:
     )
 
 
-def columns_side_by_side(headers: Mapping[str, str], rows: pandas.DataFrame) -> list[Column]:
+def columns_from_headers(headers: Mapping[str, str], rows: pandas.DataFrame) -> list[Column]:
     """Returns the columns of that table, by header: of a row, or metrics."""
     return [
         Column(header, name, None if name in COLUMNS else cell_writer(f"{name}, text", str))
@@ -193,7 +193,7 @@ def find_view(of: pandas.DataFrame | str, name: str) -> Callable[..., Any] | Non
         return None
     function, headers = EXPERIMENTS[names[0]].function, EXPERIMENTS[names[0]].side_by_side
     if headers and name.startswith("view_"):
-        return metrics_side_by_side if name == "view_rows" else partial(columns_side_by_side, headers)
+        return metrics_side_by_side if name == "view_rows" else partial(columns_from_headers, headers)
     beside = vars(sys.modules[function.__module__])
     found: Callable[..., Any] | None = beside.get(f"{function.__name__}_{name}", beside.get(name))
     return found
@@ -304,11 +304,11 @@ class Result:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        from circuits.table_printing import short_table
+        from circuits.table_printing import short_table_text
 
         # What has no unedited model beside it, such as a drop, has an interval of its own.
         is_compared = "effect" in self.frame and self.frame["effect"].notna().any()
-        text = short_table(self.frame, SHOWN_COMPARED if is_compared else SHOWN_ALONE)
+        text = short_table_text(self.frame, SHOWN_COMPARED if is_compared else SHOWN_ALONE)
         return "\n".join([f"{self.experiment}:", text, *self.notes])
 
     def records(self) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from interp_tasks.checkpoints.run_reader import (
     RUN_FILE,
     is_checkpoint_folder,
     log_file,
-    read_columns_and_last_step,
+    read_metric_series_and_last_step,
 )
 from interp_tasks.checkpoints.steps_around_drop import detect_drop_of_run, task_of_run, theoretical_plateau
 from interp_tasks.errors import UserError
@@ -140,7 +140,7 @@ class LoggedRun:
         return {**place, "split": "validation", "n": n, "n_runs": 1}
 
 
-def find_runs(given: str | Sequence[str]) -> dict[str, Path]:
+def run_folders_by_name(given: str | Sequence[str]) -> dict[str, Path]:
     """Finds the runs of folders, globs and ``zoo:`` names: name -> folder, in order, each once."""
     runs: dict[str, Path] = {}
     for name in map(str, [given] if isinstance(given, str) else given):
@@ -173,7 +173,7 @@ def check_not_checkpoint(name: str) -> None:
 def read_runs(given: str | Sequence[str]) -> list[LoggedRun]:
     """Returns the runs named, with their declarations and logs, checked."""
     runs = []
-    for name, path in find_runs(given).items():
+    for name, path in run_folders_by_name(given).items():
         described = read_run(path)
         metric, config = described.get("drop_metric"), described.get("config")
         if not (
@@ -184,7 +184,7 @@ def read_runs(given: str | Sequence[str]) -> list[LoggedRun]:
             )
         if not all(isinstance(section, dict) for section in config.values()):
             raise UserError(f"{path / RUN_FILE} is mangled: a section of its config is not an object")
-        runs.append(LoggedRun(name, path, described, *read_columns_and_last_step(path)))
+        runs.append(LoggedRun(name, path, described, *read_metric_series_and_last_step(path)))
     return runs
 
 
@@ -285,7 +285,7 @@ def curves_panel(
     Args:
         levels: of the plateaus by theory, by the name of the curve.
     """
-    from circuits.figures.panels import Series, curve
+    from circuits.figures.panel_kinds import Series, curve
 
     series: dict[str, Series] = {}
     for index, (name, one) in enumerate(curves.items()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from circuits.figures.panel_grid import Panel, colour_and_symbol, draw_panels
-from circuits.figures.panels import Series, curve, heatmap, points, rows_to_series
+from circuits.figures.panel_kinds import Series, curve, heatmap, points, rows_to_one_series
 from interp_tasks.pages import Figure, number
 
 if TYPE_CHECKING:
@@ -54,27 +54,29 @@ def values_figure(frame: pandas.DataFrame) -> plotly.graph_objects.Figure:
         largest = float(maps["effect"].abs().max())
         for name, part in maps.groupby(by, sort=False):
             title = f"{metric}: effect of each head alone<br>{name!s}"
-            panels.append(effects_map(part, title, 0.0 if largest != largest else largest, training))
+            panels.append(head_effects_map(part, title, 0.0 if largest != largest else largest, training))
         title = f"{metric}: heads together" if is_map.any() else ""
         if training:
             groups = rest.groupby(by, sort=False)
             panels += [lines_panel(part, metric, f"{title or metric}<br>{name!s}") for name, part in groups]
         else:
-            panels.append(points_panel(rest, metric, list(dict.fromkeys(frame["ref"])), title))
+            panels.append(values_and_baselines_panel(rest, metric, list(dict.fromkeys(frame["ref"])), title))
     return draw_panels(panels) if training else draw_panels(panels, scattermode="group", scattergap=0.6)
 
 
-def effects_map(rows: pandas.DataFrame, title: str, end: float, training: bool) -> Panel:
+def head_effects_map(rows: pandas.DataFrame, title: str, color_limit: float, training: bool) -> Panel:
     """Returns a map of effects, layer by head, or head by step."""
     down, across = ("line", "step") if training else ("layer", "head")
     cells = rows.pivot(index=down, columns=across, values="effect")
     cells = cells.loc[list(dict.fromkeys(rows[down]))]
     axes: dict[str, Any] = {"across": "step", "down": "head", "row": 22} if training else {}
     text = cells.map(lambda value: "" if value != value else number(value, 3, sign=True))
-    return heatmap(cells, title, unit="effect", signed=True, text=text, end=end, **axes)
+    return heatmap(cells, title, unit="effect", signed=True, text=text, end=color_limit, **axes)
 
 
-def points_panel(rows: pandas.DataFrame, metric: str, refs: list[Any], title: str = "") -> Panel:
+def values_and_baselines_panel(
+    rows: pandas.DataFrame, metric: str, refs: list[Any], title: str = ""
+) -> Panel:
     """Returns values with their intervals (filled), single draws (small) and baselines (open) of one metric."""
     series: dict[str, Series] = {}
     for index, ref in enumerate(refs):
@@ -82,15 +84,15 @@ def points_panel(rows: pandas.DataFrame, metric: str, refs: list[Any], title: st
         pooled, draws = of_ref[of_ref["draw"].isna()], of_ref[of_ref["draw"].notna()]
         if of_ref.empty:
             continue
-        series[str(ref)] = rows_to_series(pooled, "line", look=index)
+        series[str(ref)] = rows_to_one_series(pooled, "line", look=index)
         if len(draws):
             small = {"marker": {"size": 5, "opacity": 0.5}, "showlegend": False}
-            of_draws = rows_to_series(draws, "line", style=small, look=index)
+            of_draws = rows_to_one_series(draws, "line", style=small, look=index)
             series[f"{ref}, single draws"] = of_draws._replace(low=None, high=None)
         # An open mark is larger than the filled one that may lie on it.
         opened = {"symbol": f"{colour_and_symbol(index)[1]}-open", "size": 15, "line": {"width": 2}}
         style = {"marker": opened, "offsetgroup": str(ref), "showlegend": False}
-        series[f"{ref}, unedited"] = rows_to_series(pooled, "line", "baseline", style=style, look=index)
+        series[f"{ref}, unedited"] = rows_to_one_series(pooled, "line", "baseline", style=style, look=index)
     return points(series, title, y=metric, log_y=suits_log_axis(rows))
 
 
@@ -101,10 +103,10 @@ def lines_panel(rows: pandas.DataFrame, metric: str, title: str) -> Panel:
     unedited = {f"{name}, unedited": part for name, part in known.groupby("line", sort=False)}
     if len(known) and (known.groupby("step")["baseline"].nunique() <= 1).all():
         unedited = {"unedited": known.drop_duplicates("step")}
-    series = {name: rows_to_series(part, "step", "baseline") for name, part in unedited.items()}
+    series = {name: rows_to_one_series(part, "step", "baseline") for name, part in unedited.items()}
     for name in lines:
         part = rows[rows["line"] == name]
-        one = rows_to_series(part, "step")
+        one = rows_to_one_series(part, "step")
         banded = len(lines) <= MOST_BANDS and part[["value_ci_low", "value_ci_high"]].notna().all(axis=None)
         series[str(name)] = one if banded else one._replace(low=None, high=None)
     return curve(series, title, y=metric, log_y=suits_log_axis(rows))

@@ -45,11 +45,11 @@ class GridInputs:
     tokens: Tensor
 
     @classmethod
-    def of(cls, task: Any, analysis: str, coordinates: int | None = None) -> GridInputs:
+    def of(cls, task: Any, caller_name: str, coordinates: int | None = None) -> GridInputs:
         """Returns the inputs of a task.
 
         Args:
-            analysis: whose inputs they are, for the error.
+            caller_name: whose inputs they are, for the error.
             coordinates: how many the grid must have; any number by default.
         """
         from circuits.fourier import Grid
@@ -59,7 +59,7 @@ class GridInputs:
         if not known or coordinates not in (None, len(axes)):
             of = "" if coordinates is None else f" of {coordinates} coordinates"
             raise UserError(
-                f"{analysis} needs a task with a grid of inputs{of} (grid_axes with positions, and input_grid())"
+                f"{caller_name} needs a task with a grid of inputs{of} (grid_axes with positions, and input_grid())"
             )
         tokens = task.input_grid().tokens
         found = fourier_grid_of_inputs(axes, tokens)

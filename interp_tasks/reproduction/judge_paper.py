@@ -26,7 +26,7 @@ from interp_tasks.reproduction.runs_and_records import (
     PaperRun,
     StudyRecord,
     planned_runs,
-    read_records,
+    read_own_and_shipped_records,
     role_record_name,
     rows_of_records,
     rule_digest,
@@ -84,7 +84,7 @@ class Condition:
         return rows_of_records(self.measured_records)
 
     @cached_property
-    def controls(self) -> dict[str, Rows | str]:
+    def control_tables_or_reasons(self) -> dict[str, Rows | str]:
         """Returns the table of each control, or the line that says why there is none."""
         found: dict[str, Rows | str] = {}
         for control in CONTROLS:
@@ -116,7 +116,7 @@ class Condition:
             reason = join_remarks("not measured", *refused)
             return row | {"verdict": "not run", "reason": reason, "hours": hours}
         names = claim.control_names(self.study)
-        controls: dict[str, Rows | str] = {name: self.controls[name] for name in names}
+        controls: dict[str, Rows | str] = {name: self.control_tables_or_reasons[name] for name in names}
         tables = {name: table for name, table in controls.items() if not isinstance(table, str)}
         row |= judge_claim(claim, self.table, tables)
         without = [why for why in controls.values() if isinstance(why, str)]
@@ -297,7 +297,7 @@ def reproduce(
         UserError: for a paper, preset or row there is not; for a file that holds no records.
     """
     paper = checked_paper(paper, preset, rows)
-    stored = read_records(paper, None if records is None else Path(records))
+    stored = read_own_and_shipped_records(paper, None if records is None else Path(records))
     claims = [
         claim for claim in sorted(paper.claim, key=lambda each: each.row) if not rows or claim.row in rows
     ]

@@ -53,7 +53,7 @@ TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class MeasuredRun:
+class RunIdentity:
     """A training run that a record is of.
 
     Attributes:
@@ -83,7 +83,7 @@ class StudyRecord:
     study: str
     on: str
     control: str
-    runs: tuple[MeasuredRun, ...]
+    runs: tuple[RunIdentity, ...]
     method: str
     made: Mapping[str, str]
     refused: str = ""
@@ -103,7 +103,7 @@ class StudyRecord:
 
 def record_from_json(line: str) -> StudyRecord:
     content = json.loads(line)
-    content["runs"] = tuple(MeasuredRun(**run) for run in content["runs"])
+    content["runs"] = tuple(RunIdentity(**run) for run in content["runs"])
     content["rows"] = tuple(map(tuple, content["rows"]))
     return StudyRecord(**content | {"columns": tuple(content["columns"])})
 
@@ -152,19 +152,21 @@ def rule_digest(claim: Claim) -> str:
     return short_digest([claim.study, rule])
 
 
-def records_file(paper: str) -> Path:
+def shipped_records_file(paper: str) -> Path:
     """Returns the file of the records that come with the package."""
     folder = Path(str(resources.files("interp_tasks.published")))
     return folder / "measurements" / f"{paper.replace('-', '_')}.jsonl"
 
 
-def read_records(paper: Paper, file: Path | None = None) -> dict[Key, StudyRecord]:
+def read_own_and_shipped_records(paper: Paper, file: Path | None = None) -> dict[Key, StudyRecord]:
     """Returns a paper's records by key: shipped ones, and those of a file of yours in place of the same ones.
 
     A record of a study that has changed since is left out.
     """
     methods = {study.id: study_digest(study) for study in paper.study}
-    stored = read_records_file(records_file(paper.name)) | ({} if file is None else read_records_file(file))
+    stored = read_records_file(shipped_records_file(paper.name)) | (
+        {} if file is None else read_records_file(file)
+    )
     return {key: record for key, record in stored.items() if methods.get(record.study) == record.method}
 
 
@@ -247,7 +249,7 @@ def planned_runs(paper: Paper, preset: str) -> list[PaperRun]:
         names = {int(run.settings.get("train.seed", 0)): run.name}
         if run.seeds is not None:
             names = {seed: f"{run.name}/seed-{seed}" for seed in parse_seed_numbers(run.seeds)}
-        config = config_digest(run)
+        config = config_digest_without_seed(run)
         planned += [PaperRun(run, name, seed, config) for seed, name in names.items()]
     return planned
 
@@ -258,7 +260,7 @@ def config_of_run(run: TrainingRun) -> ResolvedConfig:
     return resolve_config(run.task, run.train_preset, settings)
 
 
-def config_digest(run: TrainingRun) -> str:
+def config_digest_without_seed(run: TrainingRun) -> str:
     """Returns a digest of every setting that a run's weights depend on, but the seed.
 
     A longer run at a constant rate begins as a shorter one, and both are read where they have learnt.
@@ -270,12 +272,12 @@ def config_digest(run: TrainingRun) -> str:
     return short_digest([resolved.task_name, resolved.task, resolved.model, train])
 
 
-def stored_runs(paper: Paper, preset: str, folder: Path) -> list[PaperRun]:
+def stored_runs(paper: Paper, preset: str, runs_folder: Path) -> list[PaperRun]:
     """Returns every run of a scale that is at hand; the user's own comes before a shipped one of the same name."""
     found = []
     for planned in planned_runs(paper, preset):
         for path, base in (
-            (folder / planned.name, (folder / planned.name).as_posix()),
+            (runs_folder / planned.name, (runs_folder / planned.name).as_posix()),
             (ZOO_FOLDER / planned.name, f"{ZOO}{planned.name}"),
         ):
             if is_run_folder(path):

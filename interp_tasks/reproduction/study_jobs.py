@@ -21,12 +21,12 @@ from interp_tasks.reproduction.runs_and_records import (
     KEPT,
     VARIANCE,
     Key,
-    MeasuredRun,
     PaperRun,
+    RunIdentity,
     StudyRecord,
     config_of_run,
     matrix_entry_variance,
-    read_records,
+    read_own_and_shipped_records,
     read_records_file,
     read_run_config,
     record_differences,
@@ -64,17 +64,17 @@ class StudyJob:
         name = role_record_name(self.study.role, first.run.preset) if self.study.together else first.name
         return self.study.id, name, self.control or ""
 
-    def runs(self) -> tuple[MeasuredRun, ...]:
+    def run_identities(self) -> tuple[RunIdentity, ...]:
         """Returns the training runs that it is on."""
         return tuple(
-            MeasuredRun(each.name, each.seed, read_run_config(each.path)["train"]["steps"], each.config)
+            RunIdentity(each.name, each.seed, read_run_config(each.path)["train"]["steps"], each.config)
             for each in self.on
         )
 
     def is_recorded(self, stored: Mapping[Key, StudyRecord]) -> bool:
         """Returns whether there is a record of it, on exactly these runs."""
         record = stored.get(self.key)
-        return record is not None and set(record.runs) == set(self.runs())
+        return record is not None and set(record.runs) == set(self.run_identities())
 
     def run_study(self, refs: Sequence[str]) -> pandas.DataFrame:
         """Returns the study's table on checkpoints or runs; ``{trained}`` in its settings is the trained run."""
@@ -110,7 +110,7 @@ def measure(
         UserError: for a folder that holds another run than the paper's.
     """
     paper, file = read_paper(paper) if isinstance(paper, str) else paper, Path(file)
-    stored, own = read_records(paper, file), read_records_file(file)
+    stored, own = read_own_and_shipped_records(paper, file), read_records_file(file)
     jobs = [job for job in all_jobs(paper, preset, runs, rows) if not job.is_recorded(stored)]
 
     def store_record(record: StudyRecord) -> None:
@@ -134,7 +134,7 @@ def check_records(
     A record of weights that are not at hand, such as those of a run that ships its log alone, is not checked.
     """
     paper = read_paper(paper) if isinstance(paper, str) else paper
-    stored = read_records(paper, None if file is None else Path(file))
+    stored = read_own_and_shipped_records(paper, None if file is None else Path(file))
     jobs = [job for job in all_jobs(paper, preset, runs, rows) if job.is_recorded(stored)]
     without_weights = {job.key for job in jobs if not all(stored_steps(each.path) for each in job.on)}
     return [
@@ -145,12 +145,12 @@ def check_records(
     ]
 
 
-def all_jobs(paper: Paper, preset: str, runs: str | Path, rows: Sequence[int]) -> list[StudyJob]:
+def all_jobs(paper: Paper, preset: str, runs_folder: str | Path, rows: Sequence[int]) -> list[StudyJob]:
     """Returns every study on every run at hand, and on every control that one of its claims asks for.
 
     Of each condition the first three runs have their untrained model: what they share is what is asked for.
     """
-    stored = stored_runs(paper, preset, Path(runs))
+    stored = stored_runs(paper, preset, Path(runs_folder))
     jobs = []
     for study in paper.studies(rows):
         claims = tuple(claim for claim in paper.claim if claim.study == study.id)
@@ -200,9 +200,9 @@ def perform_job(job: StudyJob, scratch: Path, folder: Path) -> StudyRecord:
         "dtype": "float32",
         **package_versions(),
     }
-    record = StudyRecord(*job.key, job.runs(), study_digest(job.study), made)
+    record = StudyRecord(*job.key, job.run_identities(), study_digest(job.study), made)
     try:
-        frame = study_table_by_mark(job) if job.control is None else measure_on_control(job, scratch)
+        frame = run_study_at_every_mark(job) if job.control is None else run_study_on_control(job, scratch)
     except (UserError, TaskError, CircuitsError) as error:
         return replace(record, refused=strip_run_folder(str(error), folder))
     if any(claim.per == "variance" for claim in job.claims):
@@ -244,7 +244,7 @@ def strip_run_folder(text: Any, folder: Path) -> Any:
     return text.replace("zoo:", "").replace(f"{folder.as_posix()}/", "") if isinstance(text, str) else text
 
 
-def study_table_by_mark(job: StudyJob) -> pandas.DataFrame:
+def run_study_at_every_mark(job: StudyJob) -> pandas.DataFrame:
     """Returns a job's table with the rows of a step under every mark of the study that means it.
 
     Experiments run a step once, under the first of its names: in a run that stores few, "onset" may be "pre" as well.
@@ -265,7 +265,7 @@ def study_table_by_mark(job: StudyJob) -> pandas.DataFrame:
     return pandas.concat(tables, ignore_index=True)
 
 
-def measure_on_control(job: StudyJob, scratch: Path) -> pandas.DataFrame:
+def run_study_on_control(job: StudyJob, scratch: Path) -> pandas.DataFrame:
     """Returns a study's table on models that should not pass, named as the runs and marks that they stand for."""
     import pandas
 

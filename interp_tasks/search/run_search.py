@@ -94,7 +94,7 @@ def search(
         warnings.filterwarnings("ignore", module="optuna")
         stack.callback(acquire_folder_lock(out).release)
         atomic_write(file, json.dumps(identity, indent=1) + "\n")
-        study, rows = restore_study(plan, direction, out / "trials.json")
+        study, rows = restore_study_and_rows(plan, direction, out / "trials.json")
         result = SearchResult(identity, rows, out)
         how = {"key": key, "device": device, "imports": [Path(path).resolve() for path in imports]}
         run_trials(plan, study, result, trials, jobs, how, progress)
@@ -108,7 +108,9 @@ def check_same_search(out: Path, stored: Mapping[str, Any], identity: Mapping[st
         raise UserError(f"{out} holds another search ({format_differences(found)}): choose another --out")
 
 
-def restore_study(plan: SearchPlan, direction: Direction, file: Path) -> tuple[optuna.Study, list[Row]]:
+def restore_study_and_rows(
+    plan: SearchPlan, direction: Direction, file: Path
+) -> tuple[optuna.Study, list[Row]]:
     """Returns a study that knows the trials of earlier calls, and these as rows by their number."""
     study, rows = optuna.create_study(direction=direction), list[Row]()
     if not file.exists():
@@ -217,7 +219,7 @@ def train_trial(
         import_file(file)
     try:
         resolved = plan.config_of_trial(params)
-        build_task_and_settings(resolved)
+        build_task_and_model_settings(resolved)
     except (UserError, TaskError, ValidationError) as error:
         return "failed", None, " ".join(str(error).split())
     try:
@@ -229,7 +231,7 @@ def train_trial(
         return "failed", None, str(error)
 
 
-def build_task_and_settings(resolved: ResolvedConfig) -> tuple[Task, ModelSettings]:
+def build_task_and_model_settings(resolved: ResolvedConfig) -> tuple[Task, ModelSettings]:
     """Returns the task and the architecture of a configuration."""
     task = get(resolved.task_name, **resolved.task)
     return task, parse_model_settings(task, resolved.model)

@@ -65,7 +65,7 @@ class SearchPlan:
             "pruner": None,
         }
 
-    def check_value_combinations(self) -> None:
+    def check_each_value_is_usable(self) -> None:
         """Refuses a value that is valid together with no value of the others."""
         all_ends = {key: representative_values(values) for key, values in self.vary.items()}
         for key, value in ((key, value) for key, values in all_ends.items() for value in values):
@@ -116,11 +116,11 @@ def make_plan(
             f"--objective {objective!r}: write a validation metric, as in loss, accuracy or mse_masked:min"
         )
     plan = SearchPlan(task_name, preset, varied, fixed, metric or None, directions.get(way), seed)
-    plan.check_value_combinations()
+    plan.check_each_value_is_usable()
     return plan
 
 
-def shipped_spaces() -> dict[str, dict[str, Any]]:
+def read_shipped_spaces() -> dict[str, dict[str, Any]]:
     """Returns the content of each shipped space, by task and name."""
     file = Path(str(resources.files("interp_tasks.search"))) / "spaces.toml"
     return read_toml(file, "spaces")
@@ -128,7 +128,7 @@ def shipped_spaces() -> dict[str, dict[str, Any]]:
 
 def read_space(task_name: str, name: str | None) -> tuple[dict[str, Values], dict[str, str]]:
     """Returns what a shipped space varies and holds; ``None``: the first one shipped for the task."""
-    shipped = shipped_spaces().get(task_name, {})
+    shipped = read_shipped_spaces().get(task_name, {})
     if name is None and not shipped:
         raise UserError(f"no space is shipped for {task_name}: give --vary train.weight_decay=0.1,1")
     if (content := shipped.get(name or next(iter(shipped), ""))) is None:

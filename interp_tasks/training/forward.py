@@ -197,10 +197,10 @@ class FusedForward:
         weight, bias = self.parameters.get(f"{name}.w"), self.parameters.get(f"{name}.b")
         return F.layer_norm(x, (self.cfg.d_model,), weight, bias, self.cfg.eps)
 
-    def _affine(self, x: Tensor, weight: str, bias: str) -> Tensor:
+    def _affine(self, x: Tensor, weight_name: str, bias_name: str) -> Tensor:
         """Returns ``x @ weight + bias``; a weight with an axis of heads has them side by side in its rows."""
-        b = None if bias in self.zero_biases else self.parameters[bias]
-        w = self.parameters[weight]
+        b = None if bias_name in self.zero_biases else self.parameters[bias_name]
+        w = self.parameters[weight_name]
         return F.linear(x, (w.flatten(0, 1) if w.ndim == 3 else w).T, b)
 
     def _project_qkv(self, layer: int, kinds: str, x: Tensor) -> Tensor:
@@ -270,8 +270,8 @@ class FusedForward:
         return self._affine(hidden, f"{prefix}W_out", f"{prefix}b_out")
 
 
-def _positions_as_index(rows: tuple[int, ...], device: torch.device) -> Int[Tensor, " row"]:
-    return constant(rows, torch.long, device)
+def _positions_as_index(positions: tuple[int, ...], device: torch.device) -> Int[Tensor, " row"]:
+    return constant(positions, torch.long, device)
 
 
 def why_not_fused(model: HookedTransformer) -> str | None:

@@ -83,7 +83,7 @@ class TrainingClock:
             self.seconds += time.perf_counter() - self._since
         self._since = None
 
-    def peak_memory(self) -> dict[str, int]:
+    def process_and_device_peak_bytes(self) -> dict[str, int]:
         """Returns peaks in bytes: of the whole process (weights, data, libraries), and of tensors on a CUDA device."""
         # Linux counts in KiB, macOS in bytes.
         unit = 1 if sys.platform == "darwin" else 1024

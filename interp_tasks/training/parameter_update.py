@@ -52,11 +52,11 @@ class Updater:
     def update_parameters(self, watch: GradientWatcher | None = None) -> None:
         """Makes an update at the rate that is set, from the gradients in ``.grad``, and clears them."""
         if watch:
-            watch("raw", self._gradients())
+            watch("raw", self._gradients_by_name())
         if self.config.grokfast is not None:
             self.filter_gradients(self.config.grokfast)
             if watch:
-                watch("filtered", self._gradients())
+                watch("filtered", self._gradients_by_name())
         if self.config.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip_norm)
         self.optimizer.step()
@@ -64,10 +64,10 @@ class Updater:
 
     @torch.no_grad()
     def filter_gradients(self, kind: str) -> None:
-        for name, gradient in self._gradients().items():
+        for name, gradient in self._gradients_by_name().items():
             FILTERS[kind](self.memory[name], gradient, self.config)
 
-    def state_tensors(self) -> dict[str, Tensor]:
+    def resume_tensors(self) -> dict[str, Tensor]:
         """Returns optimiser moments, the filter's memory and torch's random state as flat tensors.
 
         The learning rate is a function of the step and every random draw one of (seed, label), so there is no
@@ -83,8 +83,8 @@ class Updater:
             tensors |= {f"grokfast/{name}/{key}".rstrip("/"): tensor for key, tensor in memory.items()}
         return tensors
 
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what :meth:`state_tensors` gave."""
+    def load_resume_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what :meth:`resume_tensors` gave."""
         torch.set_rng_state(tensors[RANDOM])
         for name, parameter in self.parameters.items():
             moments = _tensors_under_prefix(f"optimizer/{name}", tensors, parameter.device)
@@ -96,7 +96,7 @@ class Updater:
                 key: tensor if tensor.ndim or not key else tensor.cpu() for key, tensor in remembered.items()
             }
 
-    def _gradients(self) -> dict[str, Tensor]:
+    def _gradients_by_name(self) -> dict[str, Tensor]:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
 

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from interp_tasks.checkpoints.checkpoint import config_to_json
 from interp_tasks.checkpoints.checkpoint_refs import resolve_one_ref
-from interp_tasks.checkpoints.run_reader import check_run_path, read_run
-from interp_tasks.checkpoints.run_writer import LearningRateSchedule, RunFolder
+from interp_tasks.checkpoints.run_reader import check_run_target, read_run
+from interp_tasks.checkpoints.run_writer import LearningRateFromSettings, RunFolder
 from interp_tasks.devices import check_device, float32_matmul_precision
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import (
@@ -78,7 +78,7 @@ def train(
         TaskError: if the model cannot take the task's inputs.
     """
     out = Path(out)
-    check_run_path(out)
+    check_run_target(out)
     task, settings, config = resolve_settings(task, preset, settings, config)
     check_device(device)
     check_precision(config, device)
@@ -86,8 +86,10 @@ def train(
     model, described = prepare_model(task, settings, config, device, model)
     with reproducible_run(config):
         loop = TrainingLoop(task, model, config, device, observers, progress)
-        info = run_provenance(task, config, preset, device) | loop.run_json_record()
-        schedule = LearningRateSchedule(SCHEDULE, lambda train: parse_train_config(train).learning_rate_at)
+        info = run_provenance(task, config, preset, device) | loop.loop_part_of_run_json()
+        schedule = LearningRateFromSettings(
+            SCHEDULE, lambda train: parse_train_config(train).learning_rate_at
+        )
         defaults = {"train": TrainConfig().model_dump(mode="json")}
         with RunFolder.open(out, described, info, defaults=defaults, schedule=schedule) as folder:
             loop.run(folder, stop)

@@ -104,7 +104,7 @@ class TrainingLoop:
         self.clock = TrainingClock(device)
         self.wanted = set(config.checkpoint_steps(task.published_steps))
 
-    def run_json_record(self) -> dict[str, Any]:
+    def loop_part_of_run_json(self) -> dict[str, Any]:
         """Returns the loop's record in ``run.json``."""
         return {
             "forward": {"kind": self.forward.kind, "reason": self.forward_reason},
@@ -120,7 +120,7 @@ class TrainingLoop:
         try:
             for step in range(start, self.config.steps):
                 self.clock.go()
-                self.log_and_store(folder, step + 1, self.train_step(step))
+                self.log_observe_and_store(folder, step + 1, self.train_step(step))
                 if stop is not None and step + 1 < self.config.steps and stop():
                     self.store_stop(folder, step + 1)
                     raise Stopped(
@@ -132,15 +132,15 @@ class TrainingLoop:
                 # What is captured holds the loop, and the loop it: nobody else would free its memory.
                 self.captured.forget()
         if start < self.config.steps:
-            folder.record_peak_memory(self.clock.peak_memory())
+            folder.record_peak_memory(self.clock.process_and_device_peak_bytes())
 
     def start_or_resume(self, folder: RunFolder, point: ResumePoint | None) -> int:
         """Resumes a run, or stores the start of a new one; returns the number of updates made."""
         if point is None:
-            self.log_and_store(folder, 0, {})
+            self.log_observe_and_store(folder, 0, {})
             return 0
         point.restore_parameters(self.model)
-        self.updater.load_state_tensors(point.tensors)
+        self.updater.load_resume_tensors(point.tensors)
         # A run that was begun without a clock has none.
         self.clock.seconds = read_clock(folder.path).get(point.step)
         return point.step
@@ -203,13 +203,13 @@ class TrainingLoop:
         """Returns whether metrics are due after ``step`` updates."""
         return step % self.config.log_every == 0 or step in self.wanted or step == self.config.steps
 
-    def log_and_store(self, folder: RunFolder, step: int, line: dict[str, Any]) -> None:
+    def log_observe_and_store(self, folder: RunFolder, step: int, line: dict[str, Any]) -> None:
         """Logs, observes and stores the model after ``step`` updates."""
         last = step == self.config.steps
         if line or self.is_log_step(step) or any(step % observer.every == 0 for observer in self.observers):
             self.clock.stop()
         if self.is_log_step(step):
-            line |= self._evaluate(step)
+            line |= self._validation_and_train_metrics(step)
         for observer in self.observers:
             if step % observer.every == 0 or last:
                 line |= observer(step, self.model, folder.path)
@@ -222,7 +222,7 @@ class TrainingLoop:
                 self.progress(step, self.config.steps, line)
         if step in self.wanted:
             folder.save(
-                step, self.model, self.task, self.updater.state_tensors(), metrics=line.get("validation")
+                step, self.model, self.task, self.updater.resume_tensors(), metrics=line.get("validation")
             )
 
     def store_stop(self, folder: RunFolder, step: int) -> None:
@@ -231,10 +231,10 @@ class TrainingLoop:
         if self.clock.seconds is not None:
             folder.log_time(step, self.clock.seconds)
         if step not in self.wanted:
-            folder.save_stop(step, self.model, self.task, self.updater.state_tensors())
+            folder.save_stop(step, self.model, self.task, self.updater.resume_tensors())
 
     @torch.no_grad()
-    def _evaluate(self, step: int) -> dict[str, Any]:
+    def _validation_and_train_metrics(self, step: int) -> dict[str, Any]:
         """Returns metrics on the validation sample and on the last training batch, both without dropout."""
         self.model.eval()
         seen = self.batch(max(step - 1, 0))

@@ -60,7 +60,7 @@ def alternating_least_squares(
     that least squares leaves undetermined are 0. A larger ``ridge`` (a penalty on ‖U‖² + ‖V‖²) keeps factors
     that are fitted to entries near 0 from growing large.
     """
-    seen, left, right = _spectral_start(values, hidden, rank)
+    seen, left, right = _zero_fill_and_spectral_factors(values, hidden, rank)
     for _ in range(steps):
         left = _fit_row_factor(seen, hidden, right, ridge)
         right = _fit_row_factor(seen.mT, hidden.mT, left, ridge)
@@ -73,7 +73,7 @@ def gradient_descent(values: Values, hidden: Mask, rank: int, steps: int) -> Val
     It starts from the first singular vectors of the matrix with hidden entries 0; the step size is 0.5 / its largest
     singular value.
     """
-    seen, left, right = _spectral_start(values, hidden, rank)
+    seen, left, right = _zero_fill_and_spectral_factors(values, hidden, rank)
     size = 0.5 / torch.linalg.matrix_norm(seen, 2).clamp(min=1e-12)[:, None, None]
     for _ in range(steps):
         error = (left @ right.mT - seen).masked_fill(hidden, 0)
@@ -81,7 +81,7 @@ def gradient_descent(values: Values, hidden: Mask, rank: int, steps: int) -> Val
     return torch.where(hidden, left @ right.mT, values)
 
 
-def _spectral_start(values: Values, hidden: Mask, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+def _zero_fill_and_spectral_factors(values: Values, hidden: Mask, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the matrix with hidden entries 0, and factors of its best approximation of that rank."""
     seen = values.masked_fill(hidden, 0)
     left, singular, right = torch.linalg.svd(seen, full_matrices=False)
@@ -89,10 +89,10 @@ def _spectral_start(values: Values, hidden: Mask, rank: int) -> tuple[Tensor, Te
     return seen, left[:, :, :rank] * root, right.mT[:, :, :rank] * root
 
 
-def _fit_row_factor(seen: Tensor, hidden: Tensor, other: Tensor, ridge: float) -> Tensor:
+def _fit_row_factor(seen: Tensor, hidden: Tensor, column_factor: Tensor, ridge: float) -> Tensor:
     """Returns the factor of the rows that fits the observed entries best, [batch rows rank]."""
     known = (~hidden).to(seen.dtype)
     # [batch rows rank rank]: a normal equation for each row, over the columns it is observed in.
-    gram = torch.einsum("bij,bjr,bjs->birs", known, other, other)
-    gram = gram + ridge * torch.eye(other.shape[2], dtype=seen.dtype, device=seen.device)
-    return torch.linalg.solve(gram, (seen @ other)[..., None])[..., 0]
+    gram = torch.einsum("bij,bjr,bjs->birs", known, column_factor, column_factor)
+    gram = gram + ridge * torch.eye(column_factor.shape[2], dtype=seen.dtype, device=seen.device)
+    return torch.linalg.solve(gram, (seen @ column_factor)[..., None])[..., 0]

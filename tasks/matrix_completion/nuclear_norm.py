@@ -177,7 +177,7 @@ class _SolverState:
         self.primal = self.primal + primal_step[:, None, None] * primal_move
         self.dual = self.dual + dual_step[:, None, None] * dual_move
 
-    def _newton_direction(self, inverse: Tensor, right: Tensor) -> Tensor:
+    def _newton_direction(self, inverse: Tensor, right_hand_side: Tensor) -> Tensor:
         """Returns the Newton step of Y, from one linear system in the observed entries."""
         batch, rows, columns = self.observed.shape
         first, second = slice(None, rows), slice(rows, None)
@@ -197,7 +197,7 @@ class _SolverState:
         # Near the solution the system may lose definiteness by rounding; the certificate is computed without it.
         diagonal *= 1 + JITTER
         factor = _cholesky_or_raise(system)
-        return torch.cholesky_solve(right.flatten(1)[..., None], factor).view_as(right)
+        return torch.cholesky_solve(right_hand_side.flatten(1)[..., None], factor).view_as(right_hand_side)
 
 
 def _from_off_diagonal(block: Tensor) -> Tensor:

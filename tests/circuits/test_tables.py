@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from circuits.table_printing import short_table
+from circuits.table_printing import short_table_text
 
 
 def test_one_that_is_too_wide_stands_in_parts_that_tell_the_rows_apart(monkeypatch):
@@ -11,7 +11,7 @@ def test_one_that_is_too_wide_stands_in_parts_that_tell_the_rows_apart(monkeypat
     bounds = {"effect_ci_low": [0.1, 0.98765], "effect_ci_high": [0.2, 1.0], "p_adjusted": [0.01, 1.0]}
     named = {"variant": ["all_heads_of_the_model"] * 2, "draw": ["0", "1"], "metric": ["loss", "accuracy"]}
     frame = pd.DataFrame({**named, **numbers, **bounds})
-    one, two = short_table(frame, list(frame)).split("\n\n")
+    one, two = short_table_text(frame, list(frame)).split("\n\n")
     two, counted = two.rsplit("\n", 1)
     assert counted == "2 rows; .frame has all 9 columns"
     assert max(map(len, [*one.split("\n"), *two.split("\n")])) <= 80
@@ -22,5 +22,5 @@ def test_one_that_is_too_wide_stands_in_parts_that_tell_the_rows_apart(monkeypat
     # An interval stands beside its number.
     texts = ["0.1235 0.1235 0.1235 [0.1, 0.2] 0.01", "1 1 1 [0.988, 1] 1"]
     assert [" ".join(a[3:] + b[2:]) for a, b in zip(*rows, strict=True)] == texts
-    of_one_metric = short_table(frame[:1], ["draw", "metric"])
+    of_one_metric = short_table_text(frame[:1], ["draw", "metric"])
     assert of_one_metric.endswith("\n1 row of loss; .frame has all 9 columns")

@@ -138,7 +138,7 @@ def print_claims(reproduction: Reproduction) -> None:
             of_claim = [each for each in outcomes if each["claim"] == name]
             # What has not been trained stands below, once.
             run = [each for each in of_claim if each["verdict"] != "not run"]
-            out.print(make_claims_table(claim_table_rows(run or of_claim), out.width))
+            out.print(make_claims_table(rows_of_one_claim(run or of_claim), out.width))
     print_wrapped(f"\n{claim_count_and_correction(every)}")
     print_wrapped("*: a headline. –: none, or none that is one number. The page says why.")
     if reproduction.missing:
@@ -150,7 +150,7 @@ def print_claims(reproduction: Reproduction) -> None:
         print_wrapped(f"{each.hours:g} h: {each.command(reproduction.folder)}", "dim")
 
 
-def claim_table_rows(rows: Sequence[Any]) -> list[tuple[str, ...]]:
+def rows_of_one_claim(rows: Sequence[Any]) -> list[tuple[str, ...]]:
     """Returns a claim's line; for several conditions, its name and a line for each below."""
     from interp_tasks.reproduction.verdict_text import n_runs_text, our_number, published_number
 

@@ -18,7 +18,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_file
 from interp_tasks.measurement.options_and_examples import Options
 from interp_tasks.measurement.run_logs import check_not_checkpoint
-from interp_tasks.setting_parsing import check_task_name, task_config
+from interp_tasks.setting_parsing import check_task_name, parse_task_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,7 +29,7 @@ def checkpoints(ckpt: RUNS, common: CommonOptions, format: FORMAT = "table") -> 
     for run in ckpt:
         check_not_checkpoint(run)
     found = [each for run in ckpt for each in resolve(f"{run}@all")]
-    marks = {each.run_name: marks_or_none(each) for each in {each.run_name: each for each in found}.values()}
+    marks = {each.run_name: marks_or_empty(each) for each in {each.run_name: each for each in found}.values()}
     rows = [
         {
             "run": each.run_name,
@@ -60,7 +60,7 @@ def checkpoints(ckpt: RUNS, common: CommonOptions, format: FORMAT = "table") -> 
         print_rows(listed, "table", ["checkpoint", "marks", *names], [str(name), str(of_run[0]["task"])])
 
 
-def marks_or_none(checkpoint: ResolvedCheckpoint) -> dict[str, int]:
+def marks_or_empty(checkpoint: ResolvedCheckpoint) -> dict[str, int]:
     """Returns the marks of a checkpoint's run, none where it shows no drop."""
     try:
         return find_marks(checkpoint.run_path or checkpoint.path, needed=())
@@ -116,7 +116,7 @@ def import_weights(
     fields = {} if config is None else read_json(config, "fields of a HookedTransformerConfig")
     if task is not None:
         check_task_name(task)
-    of_task = None if task is None else tasks.get(task, **task_config(task, settings))
+    of_task = None if task is None else tasks.get(task, **parse_task_settings(task, settings))
     given: dict[str, Any] = {"step": step, "log": log, "own_split": own_split, "tokenizer": tokenizer}
     rows: list[dict[str, Any]] = []
     for each in import_checkpoint(source, out, task=of_task, config=fields, **given):

@@ -19,7 +19,7 @@ from interp_tasks.cli.options import (
 )
 from interp_tasks.cli.tables import print_in_format, print_rows, write_and_show
 from interp_tasks.cli.terminal import write_line
-from interp_tasks.setting_parsing import check_task_name, task_config
+from interp_tasks.setting_parsing import check_task_name, parse_task_settings
 from interp_tasks.text_formatting import format_bytes, format_duration, format_flop
 
 if TYPE_CHECKING:
@@ -115,6 +115,6 @@ def data(
     check_output_files_writable("data", output.out, output.plot)
     output.import_tasks()
     check_task_name(task)
-    result = experiments.data(task, task_config(task, settings))
+    result = experiments.data(task, parse_task_settings(task, settings))
     show = partial(print_in_format, result, output.format)
     write_and_show(lambda: result.write(output.out, page=output.plot), show, output.quiet)

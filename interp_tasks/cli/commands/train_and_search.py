@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from interp_tasks.checkpoints import resolve
-from interp_tasks.checkpoints.run_reader import check_folder_kind, check_no_run, check_run_path, read_run
+from interp_tasks.checkpoints.run_reader import check_folder_kind, check_no_run, check_run_target, read_run
 from interp_tasks.cli.options import FORMAT, TaskAndPresetOptions
 from interp_tasks.cli.tables import cell_text, print_rows, print_wrapped, training_progress
 from interp_tasks.cli.terminal import print_note, progress_line, watch_stop_signals, write_data, write_line
@@ -47,7 +47,7 @@ def train(
         resolve(resolved.train.start_from)
     if several is not None:
         check_no_run(folder)
-    check_run_path(folder)
+    check_run_target(folder)
     check_writable_folder(folder)
     import interp_tasks.training.trainer  # noqa: F401  (while it is imported, Ctrl-C has nothing to store)
 
@@ -65,10 +65,10 @@ def train_one(
     from importlib.metadata import version
 
     from interp_tasks.checkpoints import read_metrics
-    from interp_tasks.checkpoints.run_writer import newest_resume_point_and_fault
+    from interp_tasks.checkpoints.run_writer import newest_resume_point_or_fault
     from interp_tasks.training.trainer import train_resolved
 
-    before, _ = newest_resume_point_and_fault(out)
+    before, _ = newest_resume_point_or_fault(out)
     versions = {} if before is None else read_run(out).get("versions") or {}
     began, now = versions.get("torch"), version("torch")
     with progress_line(recipe.quiet) as progress:

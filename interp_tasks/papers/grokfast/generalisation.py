@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from circuits.figures.panel_grid import draw_panels
-from circuits.figures.panels import Series, curve
+from circuits.figures.panel_kinds import Series, curve
 from interp_tasks.checkpoints.drop_detection import final_level
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import finite_or_nan

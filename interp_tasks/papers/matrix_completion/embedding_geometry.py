@@ -18,7 +18,7 @@ from scipy.stats import rankdata
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import (
-    bootstrap_point_weights,
+    ones_and_bootstrap_weights,
     percentile_interval,
     weighted_correlation,
 )
@@ -34,7 +34,7 @@ ALIGNMENT = "alignment with the final embeddings"
 PERMUTATIONS = 999
 
 
-def pca(points: Array) -> tuple[Array, Array]:
+def two_principal_components(points: Array) -> tuple[Array, Array]:
     """Returns the directions ``[component d]`` of two principal components of points ``[point d]``, largest first, and
     the centred points on them, ``[point component]``; their signs are arbitrary.
     """
@@ -134,7 +134,7 @@ def cluster_labels(axes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
 
 def alignment_with_last(points: Array, last: Array, weights: Array) -> Array:
     """Returns how far embeddings ``[point d]`` lie as the last ones, on the last ones' two principal components."""
-    directions, _ = pca(last)
+    directions, _ = two_principal_components(last)
     return weighted_correlation(points @ directions.T, last @ directions.T, weights)
 
 
@@ -147,13 +147,13 @@ def token_metrics(
         values: ``[point]``, which the embeddings ``points [point d]`` stand for.
         last: those of the run's last checkpoint.
     """
-    weights, (_, scores) = (bootstrap_point_weights(len(values), seed), pca(points))
+    weights, (_, scores) = (ones_and_bootstrap_weights(len(values), seed), two_principal_components(points))
     quantities = {}
     at = {value: index for index, value in enumerate(values.tolist())}
     pairs = [(index, at[-value]) for value, index in at.items() if value > 0 and -value in at]
     if pairs:
         up, down = np.linalg.norm(points, axis=1)[np.array(pairs).T]
-        resampled_pairs = bootstrap_point_weights(len(pairs), seed)
+        resampled_pairs = ones_and_bootstrap_weights(len(pairs), seed)
         gap = (resampled_pairs @ np.abs(up - down)) / (resampled_pairs @ ((up + down) / 2))
         quantities["norm asymmetry"] = ("v against -v", gap)
         quantities["norm symmetry"] = ("v against -v", weighted_correlation(up, down, resampled_pairs))
@@ -220,7 +220,7 @@ def token_components_and_norms(values: Mapping[int, float], tables: Embeddings) 
     """Returns the table of the figures of tokens."""
     points = tables.rows_of_tokens(values)
     named = {"value": list(values.values()), "norm": np.linalg.norm(points, axis=1)}
-    first, second = pca(points)[1].T
+    first, second = two_principal_components(points)[1].T
     return pandas.DataFrame(named | {"component 1": first, "component 2": second})
 
 

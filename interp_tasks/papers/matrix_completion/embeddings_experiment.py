@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from circuits.figures.panel_grid import SEQUENTIAL, Panel, draw_panels
-from circuits.figures.panels import points as marks
-from circuits.figures.panels import rows_to_series
+from circuits.figures.panel_kinds import points as marks
+from circuits.figures.panel_kinds import rows_to_one_series
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
@@ -125,7 +125,7 @@ def plane_and_norm_panels(ref: str, table: pandas.DataFrame) -> Iterator[Panel]:
         (f"{kind}s: norms", kind, "norm"),
     ):
         series = {
-            name: rows_to_series(
+            name: rows_to_one_series(
                 part, across, up, hover=[f"{kind} {each:g}" for each in part[kind]], style=style
             )
             for name, part in parts

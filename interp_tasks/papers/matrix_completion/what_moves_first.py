@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import (
     DRAWS,
-    bootstrap_point_weights,
+    ones_and_bootstrap_weights,
     percentile_interval,
     sums_and_counts,
 )
@@ -78,7 +78,7 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
         if run not in ends:
             ends[run] = Embeddings.of(load_model(last, options.get("device", "cpu")))
         rows = []
-        for name, (kind, values) in measure_quantities(subject, ends[run]).items():
+        for name, (kind, values) in quantities_with_resamples(subject, ends[run]).items():
             own.setdefault(name, {})[subject.stored.step] = values
             row = {"variant": name, "intervention": kind, "metric": VALUE, "engine": "naive"}
             rows.append({**row, **number_columns(values[0], percentile_interval(values[1:]))})
@@ -115,7 +115,7 @@ def drop_metric_name(subject: LoadedCheckpoint) -> str:
     return str(subject.task.drop_metric.name)
 
 
-def measure_quantities(subject: LoadedCheckpoint, last: Embeddings) -> dict[str, tuple[str, Array]]:
+def quantities_with_resamples(subject: LoadedCheckpoint, last: Embeddings) -> dict[str, tuple[str, Array]]:
     """Returns by name the kind of each quantity and its ``[1 + draws]``.
 
     Args:
@@ -135,7 +135,7 @@ def measure_quantities(subject: LoadedCheckpoint, last: Embeddings) -> dict[str,
     tables, tokens = Embeddings.of(subject.model), task.token_values()
     axes = embedding_geometry.grid_sizes(task)
     if len(tokens) >= 4:
-        weights = bootstrap_point_weights(len(tokens), subject.seed)
+        weights = ones_and_bootstrap_weights(len(tokens), subject.seed)
         aligned = embedding_geometry.alignment_with_last(
             tables.rows_of_tokens(tokens), last.rows_of_tokens(tokens), weights
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from circuits.figures.panel_grid import draw_panels
-from circuits.figures.panels import heatmap
+from circuits.figures.panel_kinds import heatmap
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.result import Result, Row, experiment, tidy_frame
 from interp_tasks.pages import Figure
@@ -52,7 +52,7 @@ def data(task: str | Task, config: Mapping[str, Any] | None = None) -> Result:
     answers = {name: targets[name] for name in chosen.modular_answers() if name in targets}
     answers = answers or targets or {"answer": batch.targets}
     shared = {"experiment": "data", "ref": chosen.name, "split": "grid", "n": len(batch), "n_runs": 0}
-    frame = tidy_frame(chance_rows(answers), engine="exact", run="", **shared)
+    frame = tidy_frame(class_count_and_chance_rows(answers), engine="exact", run="", **shared)
     grid = fourier_grid_of_inputs(axes, batch.tokens)
     drawn = {name: grid.arrange(each, 0).numpy() for name, each in answers.items()}
     note = "Every input of the task. chance: of guessing evenly among the classes that occur."
@@ -60,7 +60,7 @@ def data(task: str | Task, config: Mapping[str, Any] | None = None) -> Result:
     return Result("data", frame, settings, (note,), data={"maps": drawn, "axes": list(grid.axes)})
 
 
-def chance_rows(answers: Mapping[str, Tensor]) -> Iterator[Row]:
+def class_count_and_chance_rows(answers: Mapping[str, Tensor]) -> Iterator[Row]:
     """Yields the accuracy of guessing for each answer, and for all together."""
     chances = []
     for name, values in answers.items():

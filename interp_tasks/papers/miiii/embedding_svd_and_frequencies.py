@@ -15,7 +15,7 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import (
-    bootstrap_point_weights,
+    ones_and_bootstrap_weights,
     percentile_interval,
     weighted_correlation,
 )
@@ -130,22 +130,22 @@ def similarity_rows(inputs: GridInputs, tables: Sequence[Embeddings], seed: int)
                 continue
             about = "all dimensions" if dimensions == table.shape[1] else f"first {dimensions} dimensions"
             plain = np.ones((1, dimensions))
-            beside = [pearson_and_cosine(each, pair, dimensions, plain) for each in others]
-            weights = bootstrap_point_weights(dimensions, seed)
-            for metric, values in pearson_and_cosine(table, pair, dimensions, weights).items():
+            beside = [pearson_and_cosine_of_rows(each, pair, dimensions, plain) for each in others]
+            weights = ones_and_bootstrap_weights(dimensions, seed)
+            for metric, values in pearson_and_cosine_of_rows(table, pair, dimensions, weights).items():
                 row = {"variant": f"positions {pair[0]} and {pair[1]}", "intervention": about}
                 baseline = mean_or_none(float(each[metric][0]) for each in beside)
                 of_value = number_columns(values[0], percentile_interval(values[1:]), baseline)
                 yield {**row, "metric": metric, "site": "pos_embed", "n": dimensions, **of_value}
 
 
-def pearson_and_cosine(
-    table: Array, pair: tuple[int, int], dimensions: int, weights: Array
+def pearson_and_cosine_of_rows(
+    table: Array, row_pair: tuple[int, int], dimensions: int, weights: Array
 ) -> dict[str, Array]:
     """Returns Pearson and cosine of two rows over their first dimensions, weighted ``[draws dimension]``."""
     import numpy as np
 
-    one, other = (table[position, :dimensions] for position in pair)
+    one, other = (table[position, :dimensions] for position in row_pair)
     products = weights @ (one * other)
     scale = np.sqrt((weights @ one**2) * (weights @ other**2))
     cosine = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
@@ -158,14 +158,14 @@ def token_rows(inputs: GridInputs, tables: Sequence[Embeddings], seed: int) -> I
     for values, name in by_values.items():
         label = "W_E" if len(by_values) == 1 else f"W_E ({name})"
         table, *others = (each.tokens[list(values)] for each in tables)
-        beside = [singular_values_and_frequencies(each, UNTRAINED_ORDERS, seed) for each in others]
-        for (about, metric), value in singular_values_and_frequencies(table, ORDERS, seed).items():
+        beside = [svd_and_frequency_metrics(each, UNTRAINED_ORDERS, seed) for each in others]
+        for (about, metric), value in svd_and_frequency_metrics(table, ORDERS, seed).items():
             baseline = mean_or_none(each[about, metric] for each in beside)
             row = {"variant": label, "intervention": about, "metric": metric, "site": "embed"}
             yield {**row, "n": len(table), **number_columns(value, baseline=baseline)}
 
 
-def singular_values_and_frequencies(table: Array, orders: int, seed: int) -> dict[tuple[str, str], float]:
+def svd_and_frequency_metrics(table: Array, orders: int, seed: int) -> dict[tuple[str, str], float]:
     """Returns of a token table ``[digit d]`` its singular values and frequencies, by the part and the metric."""
     import numpy as np
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from circuits.figures.panel_grid import draw_panels
-from circuits.figures.panels import heatmap
+from circuits.figures.panel_kinds import heatmap
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, path_of_run
 from interp_tasks.measurement.measure_checkpoints import measure

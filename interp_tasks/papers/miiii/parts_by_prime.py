@@ -81,7 +81,7 @@ def primes(
             if tensor.site == "mlp_post" and best:
                 last = tensor, best
         if ablate and last is not None:
-            rows += removal_rows(subject, inputs, *last)
+            rows += removal_damage_rows(subject, inputs, *last)
         if not rows:
             raise UserError(
                 "primes: what this model computes is the same for every input: no variance to share out"
@@ -295,7 +295,7 @@ def digit_and_neuron_removals(
     return digits, neurons
 
 
-def removal_rows(
+def removal_damage_rows(
     subject: LoadedCheckpoint, inputs: GridInputs, tensor: TensorValues, best: Mapping[str, Tensor]
 ) -> Iterator[Row]:
     """Yields what an answer and the others lose with each answer taken away."""

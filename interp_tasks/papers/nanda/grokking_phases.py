@@ -34,9 +34,9 @@ STARTS: dict[str, Callable[..., Any]] = {
 }
 
 
-def step_at_share(name: str, steps: Sequence[int], curve: Sequence[float], share: float) -> float:
+def step_at_share(curve_name: str, steps: Sequence[int], curve: Sequence[float], share: float) -> float:
     """Returns the step at which the curve of this name has made a share of its way to its last value."""
-    begin = int(STARTS[name](curve)) if name in STARTS else 0
+    begin = int(STARTS[curve_name](curve)) if curve_name in STARTS else 0
     values = np.asarray(curve, dtype=float)[begin:]
     return float(lasting_crossing_steps(steps[begin:], values[None], share, values[:1], values[-1:])[0])
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from circuits.figures.panel_grid import Panel, draw_panels
-from circuits.figures.panels import Series, curve, spectrum
+from circuits.figures.panel_kinds import Series, curve, spectrum
 from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,
     checkpoints_by_run,
@@ -105,7 +105,9 @@ class RunProgress:
             found = key_frequencies(spectrum(weights[:, answer.classes], axis=1), *rule)
             self.statement, self.keys[name] = found.rule, found.keys
 
-    def rows(self, subject: LoadedCheckpoint, on_grid: GridModel, kinds: Sequence[str]) -> Iterator[Row]:
+    def measure_and_store_rows(
+        self, subject: LoadedCheckpoint, on_grid: GridModel, kinds: Sequence[str]
+    ) -> Iterator[Row]:
         """Yields the rows of one checkpoint; of the last one its mechanism and the run's phases too."""
         from interp_tasks.papers.nanda import progress_measures
         from interp_tasks.papers.nanda.grokking_phases import phase_rows
@@ -119,7 +121,7 @@ class RunProgress:
                 for row in progress_measures.restricted_loss_rows(on_grid, one, self.keys[name])
             )
         if "gini" in kinds:
-            rows += progress_measures.gini_rows(on_grid, self.keys)
+            rows += progress_measures.w_l_and_w_e_gini_rows(on_grid, self.keys)
         if "weights" in kinds:
             rows += progress_measures.squared_weights_rows(on_grid)
         self.store_curve_values(rows, subject.stored.step)
@@ -135,9 +137,9 @@ class RunProgress:
                 yield from progress_measures.frequency_removal_rows(on_grid, answer, keys)
             yield from phase_rows(name, self.curves.get(name, {}) | self.curves.get("", {}))
         if "attention" in kinds:
-            yield from progress_measures.attention_wave_fit_rows(on_grid)
+            yield from progress_measures.attention_wave_fit_and_loss_rows(on_grid)
         if "skips" in kinds:
-            yield from progress_measures.skip_ablation_rows(on_grid)
+            yield from progress_measures.attention_and_skip_ablation_rows(on_grid)
 
     def store_curve_values(self, rows: Sequence[Row], step: int) -> None:
         """Stores the values that the phases and the figure are made of."""
@@ -200,7 +202,7 @@ def progress(
         run, (inputs, splits) = followed[path_of_run(subject)], inputs_and_splits(subject)
         if not run.keys:
             run.find_key_frequencies(inputs, parsed, options.get("device", "cpu"))
-        rows = run.rows(subject, GridModel.of(subject.model, inputs, splits), chosen)
+        rows = run.measure_and_store_rows(subject, GridModel.of(subject.model, inputs, splits), chosen)
         return [{"split": ALL, "n": len(splits[row.get("split", ALL)]), **row} for row in rows]
 
     config: dict[str, Any] = {"refs": [one.label for one in found], "rule": f"{parsed[0]}={parsed[1]:g}"}

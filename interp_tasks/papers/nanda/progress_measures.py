@@ -240,7 +240,7 @@ def fitted_cosines(
     return replace(on_rows, by_difference=on_fit.by_difference).fitted(keys)
 
 
-def gini_rows(on_grid: GridModel, keys: Mapping[str, Sequence[int]]) -> Iterator[Row]:
+def w_l_and_w_e_gini_rows(on_grid: GridModel, keys: Mapping[str, Sequence[int]]) -> Iterator[Row]:
     """Yields Gini coefficients of Fourier components: of W_L over each answer's classes, of W_E over the digits."""
     for name, answer in on_grid.inputs.answers.items():
         norms = transform(neuron_logit_map(on_grid.model)[:, answer.classes], 1).norm(dim=0)
@@ -264,7 +264,7 @@ def neuron_logit_map_rows(on_grid: GridModel, answer: AnswerOnGrid, keys: Sequen
     """Yields the rows of W_L: what key frequencies leave of it, how the neurons' projections on its cosines and sines
     follow the answer, and whether the neurons of a frequency write to it alone.
     """
-    waves, of_row, is_key = project_w_l_on_waves(on_grid, answer, keys)
+    waves, of_row, is_key = w_l_wave_projections_and_keys(on_grid, answer, keys)
     neurons, period = on_grid.neurons.double(), answer.sum.period
     residual = float((waves[~is_key].norm() / waves.norm()).nan_to_num())
     yield unedited_row(answer.name, "residual of W_L", residual, site="mlp_post")
@@ -291,7 +291,7 @@ def neuron_logit_map_rows(on_grid: GridModel, answer: AnswerOnGrid, keys: Sequen
         yield unedited_row(answer.name, "share of key frequencies among those of W_E", shared)
 
 
-def project_w_l_on_waves(
+def w_l_wave_projections_and_keys(
     on_grid: GridModel, answer: AnswerOnGrid, keys: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns W_L along cosines and sines over the classes ``[wave neuron]``, the frequency of each wave, and whether
@@ -305,7 +305,7 @@ def project_w_l_on_waves(
 # ---- frequencies removed
 
 
-def engine_and_neuron_map(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor], Tensor]]:
+def engine_and_logits_from_neurons(on_grid: GridModel) -> tuple[str, Callable[[Tensor, Tensor], Tensor]]:
     """Returns an engine, and its function from neurons ``[input neuron]`` to the logits of some classes.
 
     ``linear`` where logits change by just what W_L makes of a change of the neurons; ``naive``, the whole model, where
@@ -336,7 +336,7 @@ def frequency_removal_rows(on_grid: GridModel, answer: AnswerOnGrid, keys: Seque
     """Yields losses with frequencies of the neurons, or of the logits, removed or kept."""
     total, sizes = answer.sum, on_grid.inputs.grid.sizes
     values, logits = on_grid.neurons.double(), on_grid.logits[:, answer.classes]
-    engine, logits_of = engine_and_neuron_map(on_grid)
+    engine, logits_of = engine_and_logits_from_neurons(on_grid)
 
     def edited_neuron_rows(name: str, edited: Tensor, variant: str | None = None) -> Iterator[Row]:
         about: dict[str, Any] = {"engine": engine, "site": "mlp_post", "variant": variant}
@@ -353,7 +353,7 @@ def frequency_removal_rows(on_grid: GridModel, answer: AnswerOnGrid, keys: Seque
         without = logits - share(logits, block)
         yield from on_grid.metric_rows(answer, "logits: without one key frequency", without, about)
     yield from on_grid.metric_rows(answer, "logits: key frequencies alone", kept(logits, total.block(keys)))
-    waves, _, is_key = project_w_l_on_waves(on_grid, answer, keys)
+    waves, _, is_key = w_l_wave_projections_and_keys(on_grid, answer, keys)
     directions = torch.linalg.qr(waves[is_key].T).Q
     along = values @ directions @ directions.T
     yield from edited_neuron_rows("on the directions of W_L alone", along)
@@ -369,7 +369,7 @@ def frequency_removal_rows(on_grid: GridModel, answer: AnswerOnGrid, keys: Seque
 # ---- attention, and ways around layers
 
 
-def attention_wave_fit_rows(on_grid: GridModel) -> Iterator[Row]:
+def attention_wave_fit_and_loss_rows(on_grid: GridModel) -> Iterator[Row]:
     """Yields, for each head, how much of its attention to the first operand waves of the two operands explain, and
     losses with the attention of every head replaced by its best fit.
 
@@ -387,7 +387,7 @@ def attention_wave_fit_rows(on_grid: GridModel) -> Iterator[Row]:
                 "all inputs", "attention to itself", mean, layer=layer, head=head, site="pattern"
             )
     for answer in on_grid.inputs.answers.values():
-        waves, edited = operand_wave_differences(answer), {}
+        waves, edited = differences_of_operand_waves(answer), {}
         for layer, pattern in on_grid.patterns.items():
             seen = pattern[:, :, first].double()
             shares, best = torch.stack([variance_explained(seen, wave) for wave in waves]).max(0)
@@ -409,14 +409,14 @@ def attention_wave_fit_rows(on_grid: GridModel) -> Iterator[Row]:
         yield from on_grid.metric_rows(answer, "attention: waves of the digits alone", logits, engine="naive")
 
 
-def operand_wave_differences(answer: AnswerOnGrid) -> list[Tensor]:
+def differences_of_operand_waves(answer: AnswerOnGrid) -> list[Tensor]:
     """Returns of each frequency cos and sin of w m₁x₁ less those of w m₂x₂, ``[input wave]``."""
     first, second = answer.sum.terms.T
     period = answer.sum.period
     return [cos_sin(first, key, period) - cos_sin(second, key, period) for key in answer.sum.frequencies]
 
 
-def skip_ablation_rows(on_grid: GridModel) -> Iterator[Row]:
+def attention_and_skip_ablation_rows(on_grid: GridModel) -> Iterator[Row]:
     """Yields losses where a layer's attention or the skip path is set to zero, or that around the MLP to its mean.
 
     The way around a layer is what the residual stream brings along: without it, the stream is what the layer adds.
@@ -428,10 +428,10 @@ def skip_ablation_rows(on_grid: GridModel) -> Iterator[Row]:
         model, on_grid.inputs.tokens.to(next(model.parameters()).device), streams, lambda at: at
     )
 
-    def add_edits(site: str, change: Tensor) -> Callable[[slice], list[Any]]:
+    def edits_adding_change(site: str, change: Tensor) -> Callable[[slice], list[Any]]:
         return lambda rows: [edit(site, lambda old: (old + change[rows]).to(old.dtype))]
 
-    def same_for_every_slice(one: Any) -> Callable[[slice], list[Any]]:
+    def edits_of_every_slice(one: Any) -> Callable[[slice], list[Any]]:
         return lambda rows: [one]
 
     for layer in layers:
@@ -441,10 +441,12 @@ def skip_ablation_rows(on_grid: GridModel) -> Iterator[Row]:
         mean = around.double().mean(0).float()
         zeroed = ablate.zero(heads([(layer, head) for head in range(model.cfg.n_heads)], model))
         edits = {
-            f"attention{at} zeroed": same_for_every_slice(zeroed),
-            f"way around attention{at} zeroed": add_edits(f"resid_mid.{layer}", -seen[f"resid_pre.{layer}"]),
-            f"way around MLP{at} zeroed": add_edits(f"resid_post.{layer}", -around),
-            f"way around MLP{at} at its mean": add_edits(f"resid_post.{layer}", mean - around),
+            f"attention{at} zeroed": edits_of_every_slice(zeroed),
+            f"way around attention{at} zeroed": edits_adding_change(
+                f"resid_mid.{layer}", -seen[f"resid_pre.{layer}"]
+            ),
+            f"way around MLP{at} zeroed": edits_adding_change(f"resid_post.{layer}", -around),
+            f"way around MLP{at} at its mean": edits_adding_change(f"resid_post.{layer}", mean - around),
         }
         for name, edit_rows in edits.items():
             output = on_grid.run(edit_rows)

@@ -4,7 +4,7 @@ import pytest
 
 from circuits import circuit
 from circuits.circuit._circuit import Circuit
-from circuits.circuit._component_graph import EstimateAndExactEffect
+from circuits.circuit._graph_and_names import EstimateAndExactEffect
 
 NAMES = [
     "embed -> 0.1.q",

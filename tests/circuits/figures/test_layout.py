@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from circuits.figures.panel_grid import BAR, NARROWEST, draw_panels, least_readable_width
-from circuits.figures.panels import Series, bars, curve, heatmap, points, spectrum
+from circuits.figures.panel_kinds import Series, bars, curve, heatmap, points, spectrum
 
 
 def panels():

@@ -7,7 +7,7 @@ from sklearn.linear_model import LinearRegression, Ridge, RidgeClassifier
 from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
 
 from circuits import cache, probe
-from circuits.model.padded_prompts import Prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.probe._linear_probe import Regression
 from circuits.probe._probe_inputs import parse_targets
 

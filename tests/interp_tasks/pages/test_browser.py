@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 from circuits.figures.panel_grid import draw_panels
-from circuits.figures.panels import Series, bars, curve, heatmap, points, spectrum
+from circuits.figures.panel_kinds import Series, bars, curve, heatmap, points, spectrum
 from interp_tasks.pages import Figure, Page, Table, Text, step_slider
 
 sync_api = pytest.importorskip(

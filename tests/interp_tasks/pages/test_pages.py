@@ -9,7 +9,7 @@ import plotly.graph_objects
 import pytest
 
 from circuits.figures.panel_grid import draw_panels
-from circuits.figures.panels import heatmap
+from circuits.figures.panel_kinds import heatmap
 from interp_tasks.pages import (
     Column,
     Figure,

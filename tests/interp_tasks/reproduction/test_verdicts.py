@@ -9,7 +9,7 @@ from interp_tasks.reproduction.claim_verdicts import UnmeasuredError, claim_numb
 from interp_tasks.reproduction.judge_paper import frame_with_holm
 from interp_tasks.reproduction.runs_and_records import (
     KEPT,
-    MeasuredRun,
+    RunIdentity,
     StudyRecord,
     rows_of_records,
     split_seed,
@@ -217,7 +217,7 @@ def test_a_table_has_what_several_records_say_of_one_other_model_once():
     """Runs are known by their records, others by their names."""
     columns, other = ("run", "value"), ("y/seed-2", 3.0)
     records = [
-        StudyRecord("s", name, "", (MeasuredRun(name, seed, 4, "config"),), "", {}, "", columns, ((name, 1.0), other))
+        StudyRecord("s", name, "", (RunIdentity(name, seed, 4, "config"),), "", {}, "", columns, ((name, 1.0), other))
         for seed, name in enumerate(("x", "z"))
     ]  # fmt: skip
     found = [(each["run"], each["condition"], each["trained_seed"]) for each in rows_of_records(records)]

@@ -15,8 +15,8 @@ from interp_tasks.cli import main
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.file_io import acquire_folder_lock
 from interp_tasks.search import make_plan, run_search, search
-from interp_tasks.search.run_search import build_task_and_settings, mean_of_last_evaluations
-from interp_tasks.search.search_plan import parse_vary, representative_values, shipped_spaces
+from interp_tasks.search.run_search import build_task_and_model_settings, mean_of_last_evaluations
+from interp_tasks.search.search_plan import parse_vary, read_shipped_spaces, representative_values
 
 TINY = {"task.p": "5", "model.d_model": "8", "model.n_heads": "2", "train.threads": "1"}
 VARY = ("train.weight_decay=0.1,0.5,1,2", "train.learning_rate=1e-4:1e-2:log")
@@ -136,11 +136,11 @@ def test_the_printed_space_of_miiii():
 
 
 def test_every_shipped_space_can_be_built():
-    for task, spaces in shipped_spaces().items():
+    for task, spaces in read_shipped_spaces().items():
         for name in spaces:
             make_plan(task, preset="paper", space=name)
             plan = make_plan(task, space=name)
-            build_task_and_settings(
+            build_task_and_model_settings(
                 plan.config_of_trial({key: representative_values(of)[0] for key, of in plan.vary.items()})
             )
 

@@ -52,7 +52,7 @@ def test_memory_of_the_state_is_what_an_updater_holds(addition, changes):
         updater.set_learning_rate(step)
         updater.update_parameters()
     state = {
-        key: value for key, value in updater.state_tensors().items() if not key.endswith(("/step", "/torch"))
+        key: value for key, value in updater.resume_tensors().items() if not key.endswith(("/step", "/torch"))
     }
     held = sum(value.nbytes for value in state.values() if value.ndim)
     assert cost(addition, settings=settings, config=config).state_bytes == held

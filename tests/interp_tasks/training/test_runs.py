@@ -137,7 +137,7 @@ def test_the_clock_counts_updates_alone_and_goes_on(addition, tmp_path, monkeypa
 
     now = [0.0]
     monkeypatch.setattr(observers_and_clock.time, "perf_counter", lambda: now[0])
-    for name, seconds in (("train_step", 1.0), ("_evaluate", 100.0)):
+    for name, seconds in (("train_step", 1.0), ("_validation_and_train_metrics", 100.0)):
         plain = getattr(training_loop.TrainingLoop, name)
 
         def slower(self, step, plain=plain, seconds=seconds):

@@ -140,7 +140,7 @@ def test_state_resumes_an_update_bit_for_bit(task, settings):
     other = small_model(task)
     other.load_state_dict(model.state_dict())
     resumed = Updater(other, config)
-    resumed.load_state_tensors({name: tensor.clone() for name, tensor in updater.state_tensors().items()})
+    resumed.load_resume_tensors({name: tensor.clone() for name, tensor in updater.resume_tensors().items()})
     advance(model, updater, range(5, 9))
     advance(other, resumed, range(5, 9))
     for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):

@@ -7,7 +7,7 @@ import torch
 import tasks
 from interp_tasks.checkpoints import load_checkpoint, save_checkpoint
 from interp_tasks.experiments import COLUMNS, copying, decoding, influence
-from interp_tasks.papers.matrix_completion.answer_sources import CHANGE, PART
+from interp_tasks.papers.matrix_completion.copying_decoding_influence import CHANGE, PART
 from tasks import pool
 
 

@@ -33,8 +33,8 @@ from circuits.model.edit_state import (
 )
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, keep_hooks_last
-from circuits.model.padded_prompts import Prompts
 from circuits.model.prompt_parsing import parse_prompts
+from circuits.model.prompts_with_mask import Prompts
 from circuits.model.sites import Site, closest_sites
 from circuits.model.types import SitesLike, TokensLike
 

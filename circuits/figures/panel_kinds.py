@@ -34,7 +34,7 @@ class Series(NamedTuple):
     look: int | None = None
 
 
-def rows_to_series(rows: pd.DataFrame, x: str, y: str = "value", **more: Any) -> Series:
+def rows_to_one_series(rows: pd.DataFrame, x: str, y: str = "value", **more: Any) -> Series:
     """Returns a series of columns of a table, with the bounds `Y_ci_low` and `Y_ci_high` where the table has them."""
     low, high = f"{y}_ci_low", f"{y}_ci_high"
     known = low in rows and high in rows and rows[[low, high]].notna().any(axis=None)
@@ -230,10 +230,10 @@ def _colour_symbol_and_dash(one: Series, index: int) -> tuple[str, str, str]:
     return *colour_and_symbol(place), DASHES[place // len(COLOURS) % len(DASHES)]
 
 
-def _series_trace(name: str, one: Series, style: dict[str, Any], across: str, error: bool) -> dict[str, Any]:
+def _series_trace(name: str, one: Series, style: dict[str, Any], x_name: str, error: bool) -> dict[str, Any]:
     """Returns a plotly trace of a series, with its intervals as error bars if asked for."""
     hover = (
-        "%{customdata}" if one.hover is not None else f"{f'{across} ' if across else ''}%{{x}}<br>%{{y:.4g}}"
+        "%{customdata}" if one.hover is not None else f"{f'{x_name} ' if x_name else ''}%{{x}}<br>%{{y:.4g}}"
     )
     trace = {"name": name, "x": list(one.x), "y": list(one.y), **style}
     trace |= {"hovertemplate": f"{hover}<extra>{name}</extra>"}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from circuits.figures.panel_grid import draw_panels
-from circuits.figures.panels import heatmap
+from circuits.figures.panel_kinds import heatmap
 from interp_tasks.checkpoints.run_reader import read_metrics
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import finite_or_nan
