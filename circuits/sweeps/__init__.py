@@ -13,5 +13,5 @@ How a value reaches the table:
 
 The logit difference of given answers stands in logit_difference.py.
 `compare` and `patch.attribution` fill Measurements with outputs and estimates of their own; `patch.screen` and
-`patch.edges` measure their largest estimates by `sweep_with_measurements`, and `circuit.evaluate` circuits by Metric too.
+`patch.edges` measure their largest estimates by `sweep_with_measurements`, and `circuit.evaluate` by Metric too.
 """
