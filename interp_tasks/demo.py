@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from interp_tasks.checkpoints import find_marks, resolve
 from interp_tasks.checkpoints.steps_around_drop import task_of_run
 from interp_tasks.measurement.loaded_checkpoints import subjects
+from interp_tasks.measurement.logged_runs import Curve, LoggedRun, curves_panel, read_runs
 from interp_tasks.measurement.options_and_examples import Examples, Progress
 from interp_tasks.measurement.result import Result, join_results, readable_table
-from interp_tasks.measurement.run_logs import Curve, LoggedRun, curves_panel, read_runs
 from interp_tasks.pages import (
     Column,
     Figure,

@@ -27,10 +27,10 @@ from interp_tasks.measurement.loaded_checkpoints import (
     resolve_refs,
     subjects,
 )
+from interp_tasks.measurement.logged_runs import Curve, LoggedRun, curves_panel, declared_by_run, read_runs
 from interp_tasks.measurement.measure_checkpoints import run_sweep
 from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import readable_table, tidy_frame, value_text
-from interp_tasks.measurement.run_logs import Curve, LoggedRun, curves_panel, declared_by_run, read_runs
 from interp_tasks.pages import (
     Column,
     Figure,

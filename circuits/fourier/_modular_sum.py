@@ -129,14 +129,14 @@ class ModularSum:
 
     def directions(self, keys: Sequence[int]) -> Float[Tensor, "input direction"]:
         """Returns an orthonormal basis of the waves of some frequencies, orthogonal to the constant."""
-        return _orthonormalise_functions([self.waves(key) for key in self._checked_keys(keys)])
+        return _orthonormalise_centred([self.waves(key) for key in self._checked_keys(keys)])
 
     def block(self, keys: Sequence[int]) -> Float[Tensor, "input direction"]:
         """Returns an orthonormal basis of the products over coordinates of {1, cos w·mᵢxᵢ, sin w·mᵢxᵢ}: 8 per frequency
         for two coordinates.
         """
         products = [wave_products(self.terms, key, self.period) for key in self._checked_keys(keys)]
-        return _orthonormalise_functions(products)
+        return _orthonormalise_centred(products)
 
     def restricted(
         self, logits: Float[Tensor, "input class"], keys: Sequence[int]
@@ -190,7 +190,7 @@ def regression(
 ) -> Float[Tensor, "input feature"]:
     """Returns the least-squares fit of each feature by a constant and the regressors, float64."""
     centred = _centred(values)
-    return values.double() - centred + share(centred, _orthonormalise_functions([regressors]))
+    return values.double() - centred + share(centred, _orthonormalise_centred([regressors]))
 
 
 def variance_explained(
@@ -202,7 +202,7 @@ def variance_explained(
     """
     centred = _centred(values)
     total = centred.square().sum(0)
-    explained = share(centred, _orthonormalise_functions([regressors])).square().sum(0)
+    explained = share(centred, _orthonormalise_centred([regressors])).square().sum(0)
     return torch.where(total > 0, explained / torch.where(total > 0, total, 1.0), 0.0)
 
 
@@ -213,7 +213,7 @@ def _centred(values: Tensor) -> Tensor:
     return values - values.mean(0)
 
 
-def _orthonormalise_functions(functions: Sequence[Tensor]) -> Tensor:
+def _orthonormalise_centred(functions: Sequence[Tensor]) -> Tensor:
     """Returns an orthonormal basis of the span of some functions [input function], orthogonal to the constant."""
     together = torch.cat([one.double() for one in functions], 1)
     centred = _centred(together)

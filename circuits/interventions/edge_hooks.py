@@ -128,7 +128,7 @@ class EdgeHooks:
                 *((hook_at(site, layer), partial(self._replace_qkv, site, layer)) for site in BY_HEAD),
                 (hook_at("z", layer), partial(self._collect_inner_changes, "z", layer)),
                 (hook_at("attn_out", layer), partial(self._collect_output_changes, "attn_out", layer)),
-                (hook_at("resid_mid", layer), partial(self._prepare_mlp_at_resid_mid, layer)),
+                (hook_at("resid_mid", layer), partial(self._carry_differences_to_mlp, layer)),
                 (hook_at("mlp_post", layer), partial(self._collect_inner_changes, "mlp_post", layer)),
                 (hook_at("mlp_out", layer), partial(self._collect_output_changes, "mlp_out", layer)),
                 (hook_at("resid_post", layer), partial(self._replace_resid_post, layer)),
@@ -276,7 +276,8 @@ class EdgeHooks:
         if site == "mlp_out":
             run.group_mlp_out.clear()
 
-    def _prepare_mlp_at_resid_mid(self, layer: int, run: EdgeRunState, x: Tensor) -> None:
+    def _carry_differences_to_mlp(self, layer: int, run: EdgeRunState, x: Tensor) -> None:
+        """Carries differences through the hooks and the norm at resid_mid, and prepares the MLP for them."""
         order, groups = (
             order_of_computation("mlp_pre", layer, self._receivers),
             self._groups_through_mlp(layer),

@@ -16,7 +16,7 @@ usual ones are defined here; `&`, `|` and `~` combine them. All functions run in
 chunk, on any model that `circuits` supports, with the edits of open `intervene` blocks in force.
 """
 
-from circuits.patterns._pattern_changes import Following, Movement, follow, movement
+from circuits.patterns._changes_between_paired_inputs import Following, Movement, follow, movement
 from circuits.patterns._patterns_and_means import Maps, Recorded, attention, record
 from circuits.patterns._template_scores import Classes, Scores, bits, classify, scores
 from circuits.patterns._templates import (

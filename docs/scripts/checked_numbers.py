@@ -35,7 +35,7 @@ import results
 from interp_tasks import experiments
 from interp_tasks.checkpoints.run_reader import read_metrics, read_run
 from interp_tasks.checkpoints.steps_around_drop import theoretical_plateau
-from interp_tasks.measurement.run_logs import run_folders_by_name
+from interp_tasks.measurement.logged_runs import run_folders_by_name
 from interp_tasks.published import paper_names
 from interp_tasks.reproduction import reproduce
 from interp_tasks.reproduction.runs_and_records import read_records_file, shipped_records_file

@@ -13,8 +13,8 @@ from plotly.subplots import make_subplots
 
 from circuits.figures.panel_grid import COLOURS, DIVERGING, INK, TEMPLATE
 from interp_tasks.demo import MATRIX_RUN, median_matrix_blanks_completions
+from interp_tasks.measurement.logged_runs import declared_by_run, read_runs
 from interp_tasks.measurement.options_and_examples import Examples
-from interp_tasks.measurement.run_logs import declared_by_run, read_runs
 
 PICTURE = Path(__file__).parents[1] / "images" / "demo.png"
 WIDTH, HEIGHT, SCALE = 900, 480, 1.35

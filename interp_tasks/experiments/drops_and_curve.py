@@ -28,10 +28,7 @@ from interp_tasks.checkpoints.run_reader import stored_steps
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import bootstrap_rows, rank_correlation_interval
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, subjects
-from interp_tasks.measurement.option_parsing import as_list
-from interp_tasks.measurement.options_and_examples import Examples, Options
-from interp_tasks.measurement.result import Result, Row, experiment, number_columns, tidy_frame
-from interp_tasks.measurement.run_logs import (
+from interp_tasks.measurement.logged_runs import (
     Curve,
     LoggedRun,
     curves_panel,
@@ -41,6 +38,9 @@ from interp_tasks.measurement.run_logs import (
     setting_in_config,
     title_and_prefix,
 )
+from interp_tasks.measurement.option_parsing import as_list
+from interp_tasks.measurement.options_and_examples import Examples, Options
+from interp_tasks.measurement.result import Result, Row, experiment, number_columns, tidy_frame
 from interp_tasks.pages import Column, Figure, number, with_interval
 
 if TYPE_CHECKING:

@@ -39,9 +39,9 @@ from interp_tasks.grids.work_units import (
     list_work_units,
 )
 from interp_tasks.measurement.confidence_intervals import interval_over_runs
+from interp_tasks.measurement.logged_runs import glob_of_seeds
 from interp_tasks.measurement.options_and_examples import Progress
 from interp_tasks.measurement.result import COLUMNS, OLD_NAMES, Result, tidy_frame
-from interp_tasks.measurement.run_logs import glob_of_seeds
 from interp_tasks.setting_parsing import EXECUTORS, import_file
 from interp_tasks.text_formatting import pluralise
 from interp_tasks.worker_pool import SerialExecutor, worker_pool

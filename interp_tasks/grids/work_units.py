@@ -24,7 +24,7 @@ from interp_tasks.checkpoints.run_reader import (
 from interp_tasks.errors import UserError
 from interp_tasks.experiments import every_experiment
 from interp_tasks.grid_spec import ExperimentSpec, Spec, TrainBlock, check_step_selectors, shipped_runs
-from interp_tasks.measurement.run_logs import run_folders_by_name
+from interp_tasks.measurement.logged_runs import run_folders_by_name
 from interp_tasks.setting_parsing import MANY_RUNS
 from interp_tasks.text_formatting import did_you_mean
 from interp_tasks.training.config import SCHEDULE, ResolvedConfig, resolve_config

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from interp_tasks.measurement import confidence_intervals
 from interp_tasks.measurement.confidence_intervals import ALPHA, MIN_RUNS, Interval
-from interp_tasks.measurement.run_logs import glob_of_seeds
+from interp_tasks.measurement.logged_runs import glob_of_seeds
 from interp_tasks.pages import number
 from interp_tasks.published import Bounds, Claim
 

@@ -9,7 +9,7 @@ from typing import Any
 from interp_tasks.checkpoints.checkpoint_refs import ZOO, zoo_names
 from interp_tasks.checkpoints.drop_detection import final_level
 from interp_tasks.checkpoints.run_reader import stored_steps
-from interp_tasks.measurement.run_logs import LoggedRun, read_runs
+from interp_tasks.measurement.logged_runs import LoggedRun, read_runs
 
 #: What a run folder of several seeds is called, by convention of the trainer and of recipes.
 _SEED = re.compile(r"^(?:seed-)?(\d+)$")

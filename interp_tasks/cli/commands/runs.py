@@ -16,8 +16,8 @@ from interp_tasks.cli.tables import print_rows, print_wrapped, write_and_show
 from interp_tasks.cli.terminal import progress_line
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_file
+from interp_tasks.measurement.logged_runs import check_not_checkpoint
 from interp_tasks.measurement.options_and_examples import Options
-from interp_tasks.measurement.run_logs import check_not_checkpoint
 from interp_tasks.setting_parsing import check_task_name, parse_task_settings
 
 if TYPE_CHECKING:

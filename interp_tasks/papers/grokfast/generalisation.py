@@ -22,9 +22,14 @@ from circuits.figures.panel_kinds import Series, curve
 from interp_tasks.checkpoints.drop_detection import final_level
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import finite_or_nan
+from interp_tasks.measurement.logged_runs import (
+    LoggedRun,
+    median_rows_over_seeds,
+    read_runs,
+    title_and_prefix,
+)
 from interp_tasks.measurement.option_parsing import LEVEL, check_accuracy_level
 from interp_tasks.measurement.result import Result, Row, cell_writer, experiment, tidy_frame
-from interp_tasks.measurement.run_logs import LoggedRun, median_rows_over_seeds, read_runs, title_and_prefix
 from interp_tasks.pages import Column, Figure, number
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from circuits.figures.panel_kinds import heatmap
 from interp_tasks.checkpoints.run_reader import read_metrics
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import finite_or_nan
+from interp_tasks.measurement.logged_runs import LoggedRun, read_runs
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns, tidy_frame
-from interp_tasks.measurement.run_logs import LoggedRun, read_runs
 from interp_tasks.pages import Figure
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panel_kinds import heatmap
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint, path_of_run
+from interp_tasks.measurement.logged_runs import find_drop_or_none
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import THRESHOLD, check_choice, check_draws
 from interp_tasks.measurement.options_and_examples import Options
 from interp_tasks.measurement.result import Result, Row, experiment, number_columns
-from interp_tasks.measurement.run_logs import find_drop_or_none
 from interp_tasks.pages import Figure
 from interp_tasks.papers.input_grid_and_answers import GridInputs
 

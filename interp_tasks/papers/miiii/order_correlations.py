@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.logged_runs import LoggedRun, read_runs, setting_in_config
 from interp_tasks.measurement.option_parsing import LEVEL, check_accuracy_level
 from interp_tasks.measurement.result import Result, experiment, tidy_frame
-from interp_tasks.measurement.run_logs import LoggedRun, read_runs, setting_in_config
 
 if TYPE_CHECKING:
     from interp_tasks.measurement.token_and_position_embeddings import Array

@@ -95,7 +95,7 @@ def primes(
 # ---- shares of variance
 
 
-class TensorValues(NamedTuple):
+class LabelledTensor(NamedTuple):
     """A tensor of activations or weights, ``values [example feature]``, and its place in the model."""
 
     label: str
@@ -112,7 +112,7 @@ class TensorValues(NamedTuple):
         return total
 
 
-def record_attention_and_mlp(subject: LoadedCheckpoint, inputs: GridInputs) -> Iterator[TensorValues]:
+def record_attention_and_mlp(subject: LoadedCheckpoint, inputs: GridInputs) -> Iterator[LabelledTensor]:
     """Yields the outputs of attention and MLP of every layer, and the neurons, where the task reads."""
     at, cfg = inputs.task.read_positions[-1], subject.model.cfg
     kinds = ("attn_out",) if cfg.attn_only else ("attn_out", "mlp_post", "mlp_out")
@@ -120,7 +120,7 @@ def record_attention_and_mlp(subject: LoadedCheckpoint, inputs: GridInputs) -> I
     tokens = inputs.tokens.to(subject.tokens.device)
     seen = record_in_passes(subject.model, tokens, list(sites), lambda values: values[:, at].cpu())
     for label, (kind, layer) in sites.items():
-        yield TensorValues(label, kind, layer, at, seen[label])
+        yield LabelledTensor(label, kind, layer, at, seen[label])
 
 
 def shuffled_digits(size: int, seed: int, draw: int) -> Tensor:
@@ -153,7 +153,7 @@ def embedding_share_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: i
         weight = subject.model.W_E[list(values)].detach().cpu()
         moduli = {one: answer.sum.period for one, answer in inputs.answers.items()}
         moduli = {one: q for one, q in moduli.items() if q < len(values)}
-        tensor = TensorValues("W_E" if len(tables) == 1 else f"W_E ({name})", "embed", None, None, weight)
+        tensor = LabelledTensor("W_E" if len(tables) == 1 else f"W_E ({name})", "embed", None, None, weight)
         orders = [torch.arange(len(values))]
         orders += [shuffled_digits(len(values), subject.seed, draw) for draw in range(draws)]
         for one, q in moduli.items():
@@ -173,7 +173,7 @@ def embedding_share_rows(subject: LoadedCheckpoint, inputs: GridInputs, draws: i
 
 
 def share_rows_and_best_features(
-    subject: LoadedCheckpoint, inputs: GridInputs, tensor: TensorValues, draws: int
+    subject: LoadedCheckpoint, inputs: GridInputs, tensor: LabelledTensor, draws: int
 ) -> tuple[list[Row], dict[str, Tensor]]:
     """Returns one tensor's rows over all inputs, and the features that serve each answer most, bool ``[feature]``.
 
@@ -212,7 +212,7 @@ def share_rows_and_best_features(
     return rows, best
 
 
-def sharing_rows(tensor: TensorValues, strength: Array, served: Array, seed: int) -> Iterator[Row]:
+def sharing_rows(tensor: LabelledTensor, strength: Array, served: Array, seed: int) -> Iterator[Row]:
     """Yields how many neurons serve an answer, and several; chance assigns as many at random to each answer.
 
     Args:
@@ -249,7 +249,7 @@ def mean_of_finite(values: Array) -> float:
 
 
 def row_with_control(
-    tensor: TensorValues, variant: str, part: str, metric: str, value: float, control: Array | None = None
+    tensor: LabelledTensor, variant: str, part: str, metric: str, value: float, control: Array | None = None
 ) -> Row:
     """Returns a row of the table; with a control, its mean, the difference, and the 95% range of its draws."""
     import numpy as np
@@ -267,7 +267,7 @@ def row_with_control(
 
 
 def digit_and_neuron_removals(
-    subject: LoadedCheckpoint, inputs: GridInputs, tensor: TensorValues, best: Mapping[str, Tensor]
+    subject: LoadedCheckpoint, inputs: GridInputs, tensor: LabelledTensor, best: Mapping[str, Tensor]
 ) -> tuple[dict[str, Intervention], dict[str, Intervention]]:
     """Returns edits that take each answer away, and as much at random: of digits at the embedding, and of neurons.
 
@@ -296,7 +296,7 @@ def digit_and_neuron_removals(
 
 
 def removal_damage_rows(
-    subject: LoadedCheckpoint, inputs: GridInputs, tensor: TensorValues, best: Mapping[str, Tensor]
+    subject: LoadedCheckpoint, inputs: GridInputs, tensor: LabelledTensor, best: Mapping[str, Tensor]
 ) -> Iterator[Row]:
     """Yields what an answer and the others lose with each answer taken away."""
     import torch

@@ -9,7 +9,7 @@ from interp_tasks import UserError, load_checkpoint, train
 from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
 from interp_tasks.checkpoints.run_reader import read_clock
 from interp_tasks.errors import Stopped
-from interp_tasks.measurement.run_logs import read_runs
+from interp_tasks.measurement.logged_runs import read_runs
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.cost import cost
 
