@@ -48,13 +48,14 @@ def attention(
         plots.attention(cache(model, tokens, ["pattern.0"]).popitem()[1].mean(0))
 
     Args:
-        maps: what `patterns.attention` found, or attention [layer head query key], [head query key] or [query key].
+        maps: what `patterns.attention` found, or attention [layer head query key], [head query key] or [query key];
+            fewer queries than keys are the last positions.
         labels: what the positions are called (default: numbers).
     """
     if isinstance(maps, Maps):
         return maps.plot(labels, title=title)
     mean = torch.as_tensor(_parse_numbers(maps, "plots.attention"))
-    if not 2 <= mean.ndim <= 4 or not mean.numel():
+    if not 2 <= mean.ndim <= 4 or not mean.numel() or mean.shape[-2] > mean.shape[-1]:
         raise CircuitsError(
             "plots.attention: attention [layer head query key], [head query key] or [query key] is needed; got "
             f"{list(mean.shape)}"

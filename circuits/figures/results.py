@@ -154,7 +154,7 @@ def attention_figure(
     """Draws a heatmap per head, layers down and heads across, all in one colour scale that begins at 0.
 
     Args:
-        mean: [layer head query key].
+        mean: [layer head query key]; fewer queries than keys are the last positions.
         labels: names of the positions (default: their numbers).
         titles: (layer, head) -> its title (default: head 0.1).
         largest: the end of the colours (default: `max_attention_with_several_keys`).
@@ -167,7 +167,7 @@ def attention_figure(
     side = 132 if heads <= 4 else 84
     panels = [
         heatmap(
-            pd.DataFrame(mean[layer, head].numpy(), index=names, columns=names),
+            pd.DataFrame(mean[layer, head].numpy(), index=names[-mean.shape[2] :], columns=names),
             titles.get((layer, head), f"head {layer}.{head}"),
             across="key",
             down="query",

@@ -78,5 +78,5 @@ def test_a_word_that_looks_like_a_tag_is_shown():
     words = ["0 <|endoftext|>", "1 a&b"]
     shown = ["0 &lt;|endoftext|&gt;", "1 a&amp;b"]
     assert list(results.sweep_figure(frame, ["m"], words).data[0].x) == shown
-    maps = results.attention_figure(torch.eye(2).expand(1, 1, 2, 2), words, {}, "t")
-    assert list(maps.data[0].x) == list(maps.data[0].y) == shown
+    maps = results.attention_figure(torch.eye(2)[1:].expand(1, 1, 1, 2), words, {}, "t")
+    assert (list(maps.data[0].x), list(maps.data[0].y)) == (shown, shown[1:])

@@ -539,7 +539,7 @@ plots.curve({"a": ([1, 2], [1, 2, 3])})
 plots.curve(pd.DataFrame({"step": [1, 1], "value": [1, 2]}))
 plots.curve(pd.DataFrame({"step": [1, 1]}))
 plots.attention(torch.randn(3))
-plots.attention("maps")
+plots.attention(torch.ones(5, 3))
 plots.spectrum([1.0])
 plots.save(plots.curve({"a": [1, 2]}), "curve.gif")
 # A batch size, a seed and a number of draws, of every verb.
