@@ -294,28 +294,24 @@ class HookedModel:
         Functions at one hook are called in the order in which they were added, each with the activation that the one
         before left. `remove()` of the handle removes all traces of the function.
         """
-        revocable, bridge = (
-            RevocableFunction(function, self.model),
-            None if hook in self.spliced else self._bridge,
-        )
-        if bridge is None:
-            revocable.handles = (hook_module_output(self.hooks[hook], revocable),)
+        revocable = RevocableFunction(function, self.model)
+        if self._bridge is None or hook in self.spliced:
+            handle = hook_module_output(self.hooks[hook], revocable)
         else:
-            revocable.handles = (bridge.on_forward(hook, revocable),)
+            handle = self._bridge.on_forward(hook, revocable)
+        revocable.handles = (handle,)
         return revocable
 
     def on_input(self, hook: str, function: Function) -> Handle:
         """Calls `function` with the input of the hook point, before any other hook there; its return value, unless
         None, replaces the input.
         """
-        revocable, bridge = (
-            RevocableFunction(function, self.model),
-            None if hook in self.spliced else self._bridge,
-        )
-        if bridge is None:
-            revocable.handles = (hook_module_input(self.hooks[hook], revocable),)
+        revocable = RevocableFunction(function, self.model)
+        if self._bridge is None or hook in self.spliced:
+            handle = hook_module_input(self.hooks[hook], revocable)
         else:
-            revocable.handles = (bridge.on_input(hook, revocable),)
+            handle = self._bridge.on_input(hook, revocable)
+        revocable.handles = (handle,)
         return revocable
 
     def apply_hooks(self, hook: str, activation: Tensor) -> Tensor:
