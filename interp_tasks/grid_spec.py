@@ -38,10 +38,10 @@ class StrictSection(BaseModel):
 
 def parse_seed_numbers(given: Any) -> tuple[int, ...]:
     """Parses different seeds from ``"0:4"``, ``"0,2"`` or a list."""
-    return tuple(parse_seeds(",".join(map(str, as_list(given)))))
+    return tuple(parse_seeds(",".join(map(str, wrap_single_value(given)))))
 
 
-def as_list(given: Any) -> Any:
+def wrap_single_value(given: Any) -> Any:
     """Returns a list of one where one is written without brackets."""
     return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
 
@@ -78,7 +78,7 @@ def flatten_sections(settings: Any) -> Any:
 
 Seeds = Annotated[tuple[int, ...], BeforeValidator(parse_seed_numbers)]
 #: Marks or steps.
-Steps = Annotated[tuple[StrictStr | StrictInt, ...], BeforeValidator(as_list)]
+Steps = Annotated[tuple[StrictStr | StrictInt, ...], BeforeValidator(wrap_single_value)]
 
 
 def check_step_selectors(selectors: Steps, description: str) -> None:
@@ -123,7 +123,7 @@ class TrainBlock(StrictSection):
         default_factory=dict, alias="set"
     )
     seeds: Seeds = (0,)
-    ship: Annotated[tuple[Shipment, ...], BeforeValidator(as_list)] = ()
+    ship: Annotated[tuple[Shipment, ...], BeforeValidator(wrap_single_value)] = ()
 
     def values_by_setting(self) -> dict[str, list[Any]]:
         """Returns the values that each setting runs through; axes are those that have several."""
@@ -173,9 +173,9 @@ class Spec(StrictSection):
         threads: CPU threads of a unit; results depend on it.
     """
 
-    train: Annotated[tuple[TrainBlock, ...], BeforeValidator(as_list)] = ()
-    runs: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()
-    experiment: Annotated[tuple[ExperimentSpec, ...], BeforeValidator(as_list)] = ()
+    train: Annotated[tuple[TrainBlock, ...], BeforeValidator(wrap_single_value)] = ()
+    runs: Annotated[tuple[str, ...], BeforeValidator(wrap_single_value)] = ()
+    experiment: Annotated[tuple[ExperimentSpec, ...], BeforeValidator(wrap_single_value)] = ()
     threads: int = Field(1, ge=1, le=1024, strict=True)
 
 
@@ -200,7 +200,7 @@ def read_grid_spec(path: str | Path) -> Spec:
     """Returns a grid from a TOML file."""
     values = dict(read_toml(Path(path), FORM))
     if "train" in values:
-        values["train"] = [merge_base_grid(block, Path(path)) for block in as_list(values["train"])]
+        values["train"] = [merge_base_grid(block, Path(path)) for block in wrap_single_value(values["train"])]
     return parse_grid_spec(values, str(path))
 
 

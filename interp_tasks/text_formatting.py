@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 #: Of what a user wrote, and of a whole refusal, so many characters are shown.
 QUOTED, LONGEST = 80, 300
@@ -47,13 +46,6 @@ def one_line(message: str) -> str:
         ),
         LONGEST,
     )
-
-
-def did_you_mean(given: str, names: Iterable[str]) -> str:
-    """Returns the closest name as a question with a blank behind it, or nothing where none is close."""
-    from difflib import get_close_matches
-
-    return "".join(f"did you mean {name}? " for name in get_close_matches(given, list(names), 1))
 
 
 def pluralise(count: int | str, noun: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
+
+from tasks.errors import did_you_mean
 
 
 def list_valued_fields(model: type[BaseModel]) -> tuple[str, ...]:
@@ -129,8 +130,7 @@ def shortened_repr(value: object) -> str:
 def unknown_key_message(section: str, key: str, valid: Iterable[str]) -> str:
     """Returns the message about a key that a section does not have: the closest key, and all keys."""
     keys = list(valid)
-    close = difflib.get_close_matches(key, keys, n=1)
-    hint = f"did you mean {section}.{close[0]}? " if close else ""
+    hint = did_you_mean(key, keys, f"{section}.")
     listed = ", ".join(keys)
     if len(listed) > LISTED:
         listed = f"{listed[: listed.rindex(', ', 0, LISTED)]} and others, {len(keys)} in all"

@@ -5,14 +5,13 @@ Lists tasks, their settings and presets without importing torch: ``--help`` and 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Callable
 from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tasks.errors import TaskError
+from tasks.errors import TaskError, did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,9 +52,8 @@ def task_names() -> list[str]:
 
 def unknown_task_message(name: str) -> str:
     """Returns the one-line message about a name that no task has."""
-    close = difflib.get_close_matches(name, task_names(), n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    own = "" if close else "; import the file that registers one of your own (--import FILE.py)"
+    hint = did_you_mean(name, task_names())
+    own = "" if hint else "; import the file that registers one of your own (--import FILE.py)"
     return f"no task {name!r}: {hint}tasks are {', '.join(task_names())}{own}"
 
 

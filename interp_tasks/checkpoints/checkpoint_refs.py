@@ -36,6 +36,7 @@ from interp_tasks.checkpoints.run_reader import (
 )
 from interp_tasks.checkpoints.steps_around_drop import MARKS, detect_drop_of_run, find_marks
 from interp_tasks.errors import UserError
+from tasks.errors import did_you_mean
 
 if TYPE_CHECKING:
     from tasks import Task
@@ -172,8 +173,7 @@ def check_selector(selector: str, text: str) -> None:
         if every is not None and int(every) == 0:
             raise UserError(f"{text!r}: the range {selector} has steps of 0")
     elif not _STEP.match(selector) and selector not in WORDS:
-        close = difflib.get_close_matches(selector.lower(), WORDS, n=1)
-        hint = f"did you mean @{close[0]}? " if close else ""
+        hint = did_you_mean(selector.lower(), WORDS, "@")
         raise UserError(f"{text!r}: no step {selector!r}: {hint}after the @ comes {GRAMMAR}")
 
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from interp_tasks.checkpoints.checkpoint import fill_parameters, read_checked_tensors, save_checkpoint
+from interp_tasks.checkpoints.checkpoint import read_checked_tensors, save_checkpoint
 from interp_tasks.checkpoints.run_reader import (
     CHECKPOINTS_FOLDER,
     CLOCK_FILE,
@@ -165,10 +165,6 @@ class ResumePoint:
     path: Path
     tensors: Mapping[str, Tensor]
     parameters: Mapping[str, Tensor]
-
-    def restore_parameters(self, model: HookedTransformer) -> None:
-        """Copies the stored parameters into a model built by the same task, in place."""
-        fill_parameters(model, self.parameters, self.path / WEIGHTS_FILE)
 
 
 class RunFolder:

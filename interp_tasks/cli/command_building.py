@@ -108,14 +108,8 @@ def parameters_of_dataclass(kind: type) -> list[inspect.Parameter]:
     options = []
     for item in fields(kind):
         default = item.default if item.default_factory is MISSING else item.default_factory()
-        options.append(
-            inspect.Parameter(
-                item.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if default is MISSING else default,
-                annotation=hints[item.name],
-            )
-        )
+        default = inspect.Parameter.empty if default is MISSING else default
+        options.append(make_parameter(item.name, hints[item.name], default))
     return sorted(options, key=lambda each: next(rank for rank, own in enumerate(bases) if each.name in own))
 
 

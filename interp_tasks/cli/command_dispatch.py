@@ -16,7 +16,7 @@ from interp_tasks.cli.command_building import CONTEXT, check_repeated_or_empty_o
 from interp_tasks.cli.commands import COMMANDS, FUNCTIONS
 from interp_tasks.cli.terminal import write_data
 from interp_tasks.errors import UserError
-from interp_tasks.text_formatting import did_you_mean
+from tasks.errors import did_you_mean
 
 HELP = "Train small transformers that learn abruptly, intervene on them, and measure what changes."
 #: Panels of the help, in order.

@@ -26,8 +26,8 @@ from interp_tasks.experiments import every_experiment
 from interp_tasks.grid_spec import ExperimentSpec, Spec, TrainBlock, check_step_selectors, shipped_runs
 from interp_tasks.measurement.logged_runs import run_folders_by_name
 from interp_tasks.setting_parsing import MANY_RUNS
-from interp_tasks.text_formatting import did_you_mean
 from interp_tasks.training.config import SCHEDULE, ResolvedConfig, resolve_config
+from tasks.errors import did_you_mean
 
 #: Train settings under which a run goes on in the folder that it has, see :class:`~interp_tasks.checkpoints.RunFolder`.
 GOES_ON = ("steps", *SCHEDULE)

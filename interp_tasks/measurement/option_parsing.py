@@ -11,7 +11,7 @@ import typer
 from circuits.model.sites import Site
 from interp_tasks.devices import check_device_name
 from interp_tasks.errors import UserError
-from interp_tasks.text_formatting import did_you_mean
+from tasks.errors import did_you_mean
 
 DEVICE = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...", callback=check_device_name)]
 SEED = Annotated[int, typer.Option("--seed", help="Draws the examples, resamples and intervals.")]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from interp_tasks.checkpoints.run_reader import read_clock
+from interp_tasks.checkpoints.checkpoint import fill_parameters
+from interp_tasks.checkpoints.run_reader import WEIGHTS_FILE, read_clock
 from interp_tasks.checkpoints.run_writer import ResumePoint, RunFolder
 from interp_tasks.errors import Diverged, Stopped, UserError
 from interp_tasks.training.config import TrainConfig
@@ -139,7 +140,7 @@ class TrainingLoop:
         if point is None:
             self.log_observe_and_store(folder, 0, {})
             return 0
-        point.restore_parameters(self.model)
+        fill_parameters(self.model, point.parameters, point.path / WEIGHTS_FILE)
         self.updater.load_resume_tensors(point.tensors)
         # A run that was begun without a clock has none.
         self.clock.seconds = read_clock(folder.path).get(point.step)

@@ -134,10 +134,6 @@ class AutoregressiveCompletion(MatrixTask):
         positions = tuple(range(self.n_entries, self.sequence_length))
         return ProbeTargets({"next_element": ProbeTarget(values, "regression")}, splits, positions)
 
-    def patch_sources(self, batch: Batch) -> dict[str, Batch]:
-        """Returns named examples to patch from, row by row: ``negated`` is −X under the same mask."""
-        return {"negated": self.batch(-self._flattened_full_matrices(batch), batch.extras["hidden"])}
-
     def attention_templates(self) -> Templates:
         """Returns templates of what a head may attend to; see :func:`autoregressive_templates`."""
         return autoregressive_templates(self.n, self.columns)

@@ -129,6 +129,13 @@ class MatrixTask(Task):
         """Returns the full matrices of a batch, row-major."""
         return batch.targets
 
+    def patch_sources(self, batch: Batch) -> dict[str, Batch]:
+        """Returns named examples to patch from, row by row: ``negated`` is −X under the same mask.
+
+        Gopalani, Lubana, Hu 2024, section 3.2.2 and appendix F.
+        """
+        return {"negated": self.batch(-self._flattened_full_matrices(batch), batch.extras["hidden"])}
+
     def attention_moves(self, batch: Batch, seed: int) -> dict[str, Batch]:
         """Returns the examples, row by row, under another ``mask``, and with other ``values`` under the same."""
         hidden = batch.extras["hidden"]

@@ -159,13 +159,6 @@ class MatrixCompletion(MatrixTask):
             self._as_matrices(batch.targets), self._as_matrices(batch.extras["hidden"])
         )
 
-    def patch_sources(self, batch: Batch) -> dict[str, Batch]:
-        """Returns named examples to patch from, row by row: ``negated`` is −X under the same mask.
-
-        Gopalani, Lubana, Hu 2024, section 3.2.2 and appendix F.
-        """
-        return {"negated": self.batch(-batch.targets, batch.extras["hidden"])}
-
     def baselines(self, solver: Solver = "batched") -> dict[str, Method]:
         """Returns completions of least nuclear norm, with equality and with each published penalty, by name.
 

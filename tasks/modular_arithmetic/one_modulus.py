@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -100,10 +101,7 @@ class ModularMultiplication(OneModulus):
     def grid_axes(self) -> tuple[GridAxis, ...]:
         """Returns the nonzero operands as powers of a generator: multiplication adds their exponents modulo p − 1."""
         cycle = primitive_root_powers(self.p)
-        return tuple(
-            GridAxis(name, cycle, position)
-            for name, position in zip("ab", self.operand_positions, strict=True)
-        )
+        return tuple(replace(axis, values=cycle) for axis in super().grid_axes())
 
     def modular_answers(self) -> dict[str, ModularAnswer]:
         """Returns the product, as the sum of exponents modulo p − 1."""

@@ -27,9 +27,7 @@ def test_a_built_in_name_cannot_be_taken(loaded, monkeypatch):
 
 
 def test_an_unknown_name_is_refused_in_one_line():
-    with pytest.raises(
-        TaskError, match=r"^no task 'modular-adition': did you mean 'modular-addition'"
-    ) as refused:
+    with pytest.raises(TaskError, match=r"^no task '.*': did you mean modular-addition\?") as refused:
         tasks.get("modular-adition")
     assert "\n" not in str(refused.value)
     with pytest.raises(
@@ -90,7 +88,7 @@ import sys, tasks
 from tasks import registry
 print(*tasks.list())
 assert registry.built_in_presets("miiii")["paper"]["train"]["steps"] == 65536
-assert "nearest" not in registry.unknown_task_message("miii") and "'miiii'" in registry.unknown_task_message("miii")
+assert "nearest" not in registry.unknown_task_message("miii") and "mean miiii?" in registry.unknown_task_message("miii")
 heavy = {"torch", "transformer_lens", "numpy", "pydantic"} & set(sys.modules)
 assert not heavy, heavy
 """

@@ -66,7 +66,11 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     from interp_tasks.checkpoints.checkpoint import load_model
 
     found = resolve_refs(refs, Examples.of(options))
-    runs = group_by_run(found)
+    runs = checkpoints_by_run(found)
+    for several in runs.values():
+        if len(several) < 4:
+            run = several[0].run_name or several[0].label
+            raise UserError(f"{run}: {len(several)} checkpoints; order needs at least 4, such as {run}@all")
     plateaus = {run: step_nearest_to_pre(run, named) for run, named in runs.items()}
     # Of a mixture each part by itself.
     curves: dict[tuple[str, str], Curves] = {}
@@ -83,7 +87,8 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
             row = {"variant": name, "intervention": kind, "metric": VALUE, "engine": "naive"}
             rows.append({**row, **number_columns(values[0], percentile_interval(values[1:]))})
         if subject.stored.path == last.path:
-            rows += share_reached_rows(own, plateaus[run], drop_metric_name(subject))
+            assert subject.task is not None
+            rows += share_reached_rows(own, plateaus[run], subject.task.drop_metric.name)
         return [{**row, "n": len(subject.tokens)} for row in rows]
 
     config = {"refs": [one.label for one in found]}
@@ -92,27 +97,12 @@ def order(refs: str | Sequence[str], **options: Unpack[Options]) -> Result:
     return replace(result, notes=NOTES)
 
 
-def group_by_run(checkpoints: Sequence[ResolvedCheckpoint]) -> dict[str, list[ResolvedCheckpoint]]:
-    """Returns the checkpoints of each run, by ascending step."""
-    runs = checkpoints_by_run(checkpoints)
-    for several in runs.values():
-        if len(several) < 4:
-            run = several[0].run_name or several[0].label
-            raise UserError(f"{run}: {len(several)} checkpoints; order needs at least 4, such as {run}@all")
-    return runs
-
-
 def step_nearest_to_pre(run: str, checkpoints: Sequence[ResolvedCheckpoint]) -> int:
     """Returns the chosen step that is nearest to the run's ``@pre``."""
     from interp_tasks.checkpoints.steps_around_drop import find_marks
 
     pre = find_marks(run, checkpoints[0].run_name)["pre"]
     return min((one.step for one in checkpoints), key=lambda step: abs(step - pre))
-
-
-def drop_metric_name(subject: LoadedCheckpoint) -> str:
-    assert subject.task is not None
-    return str(subject.task.drop_metric.name)
 
 
 def quantities_with_resamples(subject: LoadedCheckpoint, last: Embeddings) -> dict[str, tuple[str, Array]]:
@@ -128,7 +118,7 @@ def quantities_with_resamples(subject: LoadedCheckpoint, last: Embeddings) -> di
 
     task = subject.task
     assert task is not None
-    drop, metrics = drop_metric_name(subject), metrics_with_resamples(subject)
+    drop, metrics = task.drop_metric.name, metrics_with_resamples(subject)
     values = {name: ("metrics", each) for name, each in metrics.items()}
     edited = metrics_with_resamples(subject, ablate.uniform(heads("all", subject.model)))[drop]
     values[f"effect of ablation on {drop}"] = "ablation", edited - metrics[drop]

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ import typer
 
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.confidence_intervals import (
+    mean,
     ones_and_bootstrap_weights,
     percentile_interval,
     weighted_correlation,
@@ -109,12 +109,6 @@ NOTES = (
 )
 
 
-def mean_or_none(values: Iterable[float]) -> float | None:
-    """Returns the mean; ``None`` of no values."""
-    several = list(values)
-    return math.fsum(several) / len(several) if several else None
-
-
 # ---- of the positions and tokens of a model, and of untrained ones after it
 
 
@@ -134,7 +128,7 @@ def similarity_rows(inputs: GridInputs, tables: Sequence[Embeddings], seed: int)
             weights = ones_and_bootstrap_weights(dimensions, seed)
             for metric, values in pearson_and_cosine_of_rows(table, pair, dimensions, weights).items():
                 row = {"variant": f"positions {pair[0]} and {pair[1]}", "intervention": about}
-                baseline = mean_or_none(float(each[metric][0]) for each in beside)
+                baseline = mean([float(each[metric][0]) for each in beside]) if beside else None
                 of_value = number_columns(values[0], percentile_interval(values[1:]), baseline)
                 yield {**row, "metric": metric, "site": "pos_embed", "n": dimensions, **of_value}
 
@@ -160,7 +154,7 @@ def token_rows(inputs: GridInputs, tables: Sequence[Embeddings], seed: int) -> I
         table, *others = (each.tokens[list(values)] for each in tables)
         beside = [svd_and_frequency_metrics(each, UNTRAINED_ORDERS, seed) for each in others]
         for (about, metric), value in svd_and_frequency_metrics(table, ORDERS, seed).items():
-            baseline = mean_or_none(each[about, metric] for each in beside)
+            baseline = mean([each[about, metric] for each in beside]) if beside else None
             row = {"variant": label, "intervention": about, "metric": metric, "site": "embed"}
             yield {**row, "n": len(table), **number_columns(value, baseline=baseline)}
 

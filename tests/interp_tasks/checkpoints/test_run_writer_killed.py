@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from interp_tasks.checkpoints import RunFolder, load_checkpoint, read_metrics, save_checkpoint, stored_steps
+from interp_tasks.checkpoints.checkpoint import fill_parameters
 from interp_tasks.errors import UserError
 from tests.interp_tasks.checkpoints.models import build
 
@@ -20,7 +21,7 @@ def train(path):
         model, momentum, first = build(1), torch.zeros(()), 0
         point = run.resume()
         if point is not None:
-            point.restore_parameters(model)
+            fill_parameters(model, point.parameters, point.path)
             momentum, first = point.tensors["momentum"].clone(), point.step + 1
         for step in range(first, STEPS + 1):
             if step > 0:

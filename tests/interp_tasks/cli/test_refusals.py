@@ -70,7 +70,7 @@ QUICK = {
     "reproduce matrix-completion --preset huge": ["--preset 'huge'"],
     "reproduce matrix-completion --device cuda:1": ["--device cuda:1 is for --train"],
     "train": ["TASK"],
-    "train matrix-compltion": ["did you mean 'matrix-completion'"],
+    "train matrix-compltion": ["did you mean matrix-completion?"],
     "train matrix-completion --preset gpu": ["'gpu'", "cpu, reference, paper"],
     "train matrix-completion --set train.steps": ["write key=value"],
     "train matrix-completion --seeds 0:9999999999999999999999": ["1 to 10000 different ones"],
