@@ -76,13 +76,13 @@ def positions(permutation_or_seed: IndicesLike) -> Edit:
     """
     given = permutation_or_seed
     if is_whole(given):
-        return _position_edit(PermutedPositionTable(parse_seed(given, CALLER), None))
+        return _position_edit(parse_seed(given, CALLER), None)
     given = to_tensor_if_array(given, CALLER)
     given = given.tolist() if isinstance(given, Tensor) else given
     order = tuple(given) if isinstance(given, Iterable) else ()
     if not order or not all(map(is_whole, order)) or sorted(order) != list(range(len(order))):
         raise CircuitsError(f"{CALLER}: {given!r} is neither a seed nor a permutation of 0..n-1")
-    return _position_edit(PermutedPositionTable(None, tuple(map(int, order))))
+    return _position_edit(None, map(int, order))
 
 
 def draws(count: int, seed: int = 0) -> Draws:
@@ -103,9 +103,7 @@ def slices(shape: Sequence[int], axis: int, seed: int = 0) -> Edit:
     """
     grid_positions, axis = _position_grid(shape, axis, "permute.slices")
     order = random_order(grid_positions.shape[axis], parse_seed(seed, "permute.slices"))
-    return _position_edit(
-        PermutedPositionTable(None, tuple(np.take(grid_positions, order, axis).flatten().tolist()))
-    )
+    return _position_edit(None, np.take(grid_positions, order, axis).flatten().tolist())
 
 
 def within(shape: Sequence[int], axis: int, seed: int = 0) -> Edit:
@@ -123,9 +121,7 @@ def within(shape: Sequence[int], axis: int, seed: int = 0) -> Edit:
     for index in range(len(slices_first)):
         order = torch.randperm(slices_first[index].size, generator=generator).numpy()
         slices_first[index] = slices_first[index].flatten()[order].reshape(slices_first[index].shape)
-    return _position_edit(
-        PermutedPositionTable(None, tuple(np.moveaxis(slices_first, 0, axis).flatten().tolist()))
-    )
+    return _position_edit(None, np.moveaxis(slices_first, 0, axis).flatten().tolist())
 
 
 def _position_grid(shape: Any, axis: Any, caller: str) -> tuple[np.ndarray, int]:
@@ -144,5 +140,6 @@ def random_order(length: int, seed: int) -> tuple[int, ...]:
     return tuple(torch.randperm(length, generator=generator).tolist())
 
 
-def _position_edit(replacement: PermutedPositionTable) -> Edit:
+def _position_edit(seed: int | None, order: Iterable[int] | None) -> Edit:
+    replacement = PermutedPositionTable(seed, None if order is None else tuple(order))
     return Edit(CALLER, (Place(Site("pos_embed")),), replacement)

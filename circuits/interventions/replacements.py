@@ -87,6 +87,9 @@ class _FromPrompts(Replacement):
     def check_prompts(self, hooked: HookedModel, label: str) -> None:
         """Refuses, before any run, prompts that would be read otherwise than they are meant."""
 
+    def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
+        return {"source": PassRequest(self.prompts, write.hook, write.kind)}
+
 
 @dataclass(frozen=True)
 class Mean(_FromPrompts):
@@ -177,9 +180,6 @@ class Resample(_FromPrompts):
     def check_prompts(self, hooked: HookedModel, label: str) -> None:
         check_no_unmasked_padding(hooked, self.prompts, None, f"{label}, source")
 
-    def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
-        return {"source": PassRequest(self.prompts, write.hook, write.kind)}
-
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         source = context.clean_pass_result("source", current)
         order = derangement(len(source), self.seed)
@@ -225,9 +225,6 @@ class FromTokens(_FromPrompts):
     direction = DIRECTION
 
     at: Positions | None = None
-
-    def clean_passes(self, write: ActivationEdit) -> dict[str, PassRequest]:
-        return {"source": PassRequest(self.prompts, write.hook, write.kind)}
 
     def value(self, current: Tensor, context: HookContext) -> Tensor:
         source = context.clean_pass_result("source", current)

@@ -218,7 +218,6 @@ def train_units_of_each_block(spec: Spec) -> list[list[TrainUnit]]:
     several by the first of them, which keeps the name that it would have alone.
     """
     from interp_tasks.training.trainer import parse_model_settings
-    from tasks import get
 
     extensions: dict[str, Any] = {}
     names: dict[str, str] = {}
@@ -228,7 +227,7 @@ def train_units_of_each_block(spec: Spec) -> list[list[TrainUnit]]:
         units: list[TrainUnit] = []
         for values in block.combinations():
             resolved = resolve_block_config(block, values)
-            task = get(resolved.task_name, **resolved.task)
+            task = resolved.make_task()
             train = resolved.train.model_copy(update={"threads": spec.threads})
             settings = train.model_dump(mode="json")
             content = {

@@ -23,6 +23,7 @@ from interp_tasks.checkpoints.run_reader import (
     read_run,
     stored_steps,
 )
+from interp_tasks.checkpoints.steps_around_drop import task_of_run
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import atomic_write
 from interp_tasks.grid_spec import parse_seed_numbers
@@ -307,11 +308,9 @@ def read_run_config(path: Path) -> dict[str, dict[str, Any]]:
 
 def check_settings(planned: PaperRun, path: Path) -> None:
     """Refuses a folder that holds another run: a claim would be decided on the wrong model."""
-    from tasks import get  # imports torch
-
     run = planned.run
     stored_config, resolved = read_run_config(path), config_of_run(run)
-    task = get(run.task, **resolved.task)
+    task = resolved.make_task()
     pairs: list[tuple[str, Any, Any]] = [("task.name", run.task, stored_config["task"].pop("name", None))]
     for section, wanted in (
         ("task", task),
@@ -344,13 +343,11 @@ def matrix_entry_variance(run_label: str) -> float:
     """Returns the variance of an entry of the matrices that a run learned, given as in a table's column ``run``; NaN
     where its task says none.
     """
-    from tasks import get
-
     try:
-        task = dict(read_run(find_run_folder(run_label))["config"]["task"])
+        task = task_of_run(read_run(find_run_folder(run_label)))
     except UserError:
         return math.nan
-    return float(getattr(get(task.pop("name"), **task), "entry_variance", None) or math.nan)
+    return float(getattr(task, "entry_variance", None) or math.nan)
 
 
 def train_missing(

@@ -29,13 +29,10 @@ from interp_tasks.pages import Figure, Page, Table, Text, package_versions
 from interp_tasks.search.search_plan import LAST, Direction, Scalar, SearchPlan, representative_values
 from interp_tasks.setting_parsing import import_file
 from interp_tasks.text_formatting import one_line, pluralise
-from interp_tasks.training.config import ResolvedConfig
 from interp_tasks.training.trainer import check_precision, parse_model_settings, train_resolved
 from interp_tasks.worker_pool import executor_for_jobs
-from tasks import get
 from tasks.base import Task
 from tasks.errors import TaskError
-from tasks.model_settings import ModelSettings
 from tasks.seeds_and_devices import derive_seed
 
 if TYPE_CHECKING:
@@ -84,7 +81,7 @@ def search(
     first = plan.config_of_trial(firsts)
     for precision in plan.vary.get("train.precision", [first.train.precision]):
         check_precision(plan.config_of_trial({**firsts, "train.precision": precision}).train, device)
-    key, direction = resolve_objective(plan, get(first.task_name, **first.task))
+    key, direction = resolve_objective(plan, first.make_task())
     identity = json.loads(json.dumps(plan.identity(key, direction)))
     file = out / "search.json"
     if file.exists():
@@ -219,7 +216,7 @@ def train_trial(
         import_file(file)
     try:
         resolved = plan.config_of_trial(params)
-        build_task_and_model_settings(resolved)
+        parse_model_settings(resolved.make_task(), resolved.model)
     except (UserError, TaskError, ValidationError) as error:
         return "failed", None, " ".join(str(error).split())
     try:
@@ -229,12 +226,6 @@ def train_trial(
         return "pruned", None, f"diverged: {error}"
     except TaskError as error:  # what only building the model tells
         return "failed", None, str(error)
-
-
-def build_task_and_model_settings(resolved: ResolvedConfig) -> tuple[Task, ModelSettings]:
-    """Returns the task and the architecture of a configuration."""
-    task = get(resolved.task_name, **resolved.task)
-    return task, parse_model_settings(task, resolved.model)
 
 
 def resolve_objective(plan: SearchPlan, task: Task) -> tuple[str, Direction]:

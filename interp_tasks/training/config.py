@@ -6,13 +6,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from interp_tasks.errors import UserError
 from tasks import registry
 from tasks.model_settings import list_valued_fields, validation_error_line
+
+if TYPE_CHECKING:
+    from tasks import Task
 
 SECTIONS = ("task", "model", "train")
 #: The parts of a model, see :mod:`interp_tasks.training.start_weights_and_teacher`.
@@ -200,6 +203,10 @@ class ResolvedConfig:
     task: dict[str, Any]
     model: dict[str, Any]
     train: TrainConfig
+
+    def make_task(self) -> Task:
+        """Returns the task with its settings; this imports torch."""
+        return registry.get(self.task_name, **self.task)
 
 
 def parse_train_config(values: Mapping[str, Any]) -> TrainConfig:

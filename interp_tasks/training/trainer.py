@@ -106,10 +106,9 @@ def train_resolved(
 ) -> Path:
     """Trains a resolved configuration in a run folder; ``seed`` and ``steps`` replace its own, ``how`` is passed on."""
     changes = {key: value for key, value in {"seed": seed, "steps": steps}.items() if value is not None}
-    task, config = get(configuration.task_name, **configuration.task), configuration.train
-    config = config.model_copy(update=changes)
+    config, preset = configuration.train.model_copy(update=changes), configuration.preset
     return train(
-        task, out=out, preset=configuration.preset, settings=configuration.model, config=config, **how
+        configuration.make_task(), out=out, preset=preset, settings=configuration.model, config=config, **how
     )
 
 

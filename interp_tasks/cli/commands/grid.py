@@ -112,7 +112,6 @@ def status_and_cost_rows(
     from interp_tasks.grids.grid_run_and_table import settled_records
     from interp_tasks.grids.work_units import TrainUnit, list_work_units
     from interp_tasks.training.cost import cost
-    from tasks import get
 
     units = list_work_units(spec)
     records = settled_records(units, folder.resolve())
@@ -125,7 +124,7 @@ def status_and_cost_rows(
         if isinstance(unit, TrainUnit):
             family, resolved = Path(unit.folder).parent, unit.resolved
             if family not in costs:
-                task = get(resolved.task_name, **resolved.task)
+                task = resolved.make_task()
                 known = cost(task, settings=resolved.model, config=resolved.train, gflop_per_second=rate)
                 costs[family] = {"flop": known.run_flop, "bytes": known.disk_bytes, "seconds": known.seconds}
             row |= {"settings": dict(unit.varied), "seed": resolved.train.seed, **costs[family]}

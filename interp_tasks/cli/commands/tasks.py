@@ -64,14 +64,9 @@ def cost(recipe: TaskAndPresetOptions, rate: RATE = None, format: FORMAT = "tabl
     """
     resolved = recipe.resolve()
     from interp_tasks.training.cost import cost
-    from tasks import get
 
-    estimate = cost(
-        get(resolved.task_name, **resolved.task),
-        settings=resolved.model,
-        config=resolved.train,
-        gflop_per_second=rate,
-    )
+    task = resolved.make_task()
+    estimate = cost(task, settings=resolved.model, config=resolved.train, gflop_per_second=rate)
     if format == "table":
         print_rows(cost_rows(estimate), "table", ["quantity", "amount"])
     else:

@@ -15,8 +15,9 @@ from interp_tasks.cli import main
 from interp_tasks.errors import Diverged, UserError
 from interp_tasks.file_io import acquire_folder_lock
 from interp_tasks.search import make_plan, run_search, search
-from interp_tasks.search.run_search import build_task_and_model_settings, mean_of_last_evaluations
+from interp_tasks.search.run_search import mean_of_last_evaluations
 from interp_tasks.search.search_plan import parse_vary, read_shipped_spaces, representative_values
+from interp_tasks.training.trainer import parse_model_settings
 
 TINY = {"task.p": "5", "model.d_model": "8", "model.n_heads": "2", "train.threads": "1"}
 VARY = ("train.weight_decay=0.1,0.5,1,2", "train.learning_rate=1e-4:1e-2:log")
@@ -140,9 +141,8 @@ def test_every_shipped_space_can_be_built():
         for name in spaces:
             make_plan(task, preset="paper", space=name)
             plan = make_plan(task, space=name)
-            build_task_and_model_settings(
-                plan.config_of_trial({key: representative_values(of)[0] for key, of in plan.vary.items()})
-            )
+            found = plan.config_of_trial({key: representative_values(of)[0] for key, of in plan.vary.items()})
+            parse_model_settings(found.make_task(), found.model)
 
 
 def test_the_objective_is_the_mean_of_the_last_ten_evaluations():
