@@ -315,13 +315,8 @@ def training_figure(run: LoggedRun, drop_curve: Curve) -> plotly.graph_objects.F
     panels = []
     for shares in (False, True):
         if chosen := {name: one for name, one in curves.items() if ("accuracy" in name) == shares}:
-            panels.append(
-                curves_panel(
-                    chosen,
-                    "share of right answers" if shares else "metric",
-                    declared_by_run(run, "plateau_levels"),
-                )
-            )
+            title = "share of right answers" if shares else "metric"
+            panels.append(curves_panel(chosen, title, declared_by_run(run, "plateau_levels")))
     return draw_panels(panels)
 
 

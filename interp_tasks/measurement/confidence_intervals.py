@@ -9,6 +9,8 @@ from itertools import product
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+from interp_tasks.measurement.result import Row, number_columns
+
 if TYPE_CHECKING:
     import numpy
 
@@ -153,25 +155,34 @@ def bootstrap_rows(
     """
     import numpy as np
 
-    from circuits.statistics import percentile_bounds, ratio
+    from circuits.statistics import ratio
 
     rows = []
     for name, metric in metrics.items():
         both = [metric] if baselines is None else [metric, baselines[name]]
         series = [sums_and_counts(one) for one in both]
         sums, counts = (np.stack(part) for part in zip(*series, strict=True))
-        pooled = ratio(sums.sum(1), counts.sum(1))
         weights = bootstrap_counts(seed, sums.shape[1])
         resampled = ratio(weights @ sums.T, weights @ counts.T)
-        low, high = percentile_bounds(resampled[:, :1], LEVEL)
-        row: dict[str, Any] = {"metric": name, "n": sums.shape[1], "value": pooled[0]}
-        row |= {"value_ci_low": low[0], "value_ci_high": high[0]}
-        if baselines is not None:
-            low, high = percentile_bounds(resampled[:, :1] - resampled[:, 1:], LEVEL)
-            row |= {"baseline": pooled[1], "effect": pooled[0] - pooled[1]}
-            row |= {"effect_ci_low": low[0], "effect_ci_high": high[0]}
+        row = {"metric": name, "n": sums.shape[1]}
+        row |= paired_columns(ratio(sums.sum(1), counts.sum(1)), resampled)
         rows.append(row if sums.shape[1] > 1 else without_intervals(row))
     return rows
+
+
+def paired_columns(values: numpy.ndarray, resampled: numpy.ndarray) -> Row:
+    """Returns the columns of the first value, where there are two with the second as baseline, with their intervals.
+
+    Args:
+        resampled: ``[draw value]``.
+    """
+    from circuits.statistics import percentile_bounds
+
+    (low,), (high,) = percentile_bounds(resampled[:, :1], LEVEL)
+    if len(values) == 1:
+        return number_columns(values[0], (low, high))
+    (below,), (above,) = percentile_bounds(resampled[:, :1] - resampled[:, 1:], LEVEL)
+    return number_columns(values[0], (low, high), values[1], (below, above))
 
 
 @lru_cache(maxsize=4)

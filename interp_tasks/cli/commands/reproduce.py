@@ -113,12 +113,10 @@ def parse_row_numbers(rows: str | None) -> tuple[int, ...]:
 
 
 def print_reproduction(reproduction: Reproduction, format: str) -> None:
-    if format == "json":
-        write_data(reproduction.to_json())
-    elif format == "csv":
-        write_data(reproduction.to_csv())
-    else:
+    if format == "table":
         print_claims(reproduction)
+    else:
+        write_data(reproduction.to_json() if format == "json" else reproduction.to_csv())
 
 
 def print_claims(reproduction: Reproduction) -> None:

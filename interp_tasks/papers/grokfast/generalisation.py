@@ -219,6 +219,10 @@ def view_rows(frame: pandas.DataFrame) -> pandas.DataFrame:
 def view_columns(rows: pandas.DataFrame) -> list[Column]:
     """Returns the columns that people see; those without an entry are left out."""
     level = rows["level"].iloc[0]
+    of_order = [
+        Column("pairs in order", "pairs", cell_writer("pairs", ".0%")),
+        Column("last / first", "spread", cell_writer("spread", number)),
+    ]
     return [
         *([Column("run", "run")] if rows["run"].nunique() > 1 else []),
         Column("accuracy", "variant"),
@@ -228,16 +232,7 @@ def view_columns(rows: pandas.DataFrame) -> list[Column]:
         Column("delay", "delay", cell_writer("delay", partial(number, significant=3, sign=True))),
         Column(f"validation when train is at {level}", "then", cell_writer("then", number)),
         Column("final", "final", cell_writer("final", number)),
-        *(
-            [Column("pairs in order", "pairs", cell_writer("pairs", ".0%"))]
-            if rows["pairs"].notna().any()
-            else []
-        ),
-        *(
-            [Column("last / first", "spread", cell_writer("spread", number))]
-            if rows["spread"].notna().any()
-            else []
-        ),
+        *(column for column in of_order if rows[column.key].notna().any()),
     ]
 
 

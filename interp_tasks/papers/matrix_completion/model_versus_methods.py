@@ -18,16 +18,16 @@ import typer
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.activations_in_passes import split_into_passes
 from interp_tasks.measurement.confidence_intervals import (
-    LEVEL,
     bootstrap_counts,
     bootstrap_rows,
+    paired_columns,
     without_intervals,
 )
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import as_list, check_choice, chosen_names
 from interp_tasks.measurement.options_and_examples import DEFAULT_SAMPLES, Examples, Options
-from interp_tasks.measurement.result import Result, Row, experiment, number_columns, tidy_frame
+from interp_tasks.measurement.result import Result, Row, experiment, tidy_frame
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -367,16 +367,12 @@ def correlation_row(one: Tensor, others: Sequence[Tensor], mask: Tensor, seed: i
     """
     import numpy as np
 
-    from circuits.statistics import percentile_bounds
-
     moments = np.stack([correlation_sums(one, other, mask) for other in others])
     weights = bootstrap_counts(seed, len(one))
     pooled = pearson_from_sums(moments.sum(1))
     # [draws series]
     resampled = np.stack([pearson_from_sums(weights @ series) for series in moments], axis=1)
-    own = np.stack(percentile_bounds(resampled, LEVEL))[:, 0]
-    beside = np.stack(percentile_bounds(resampled[:, :1] - resampled[:, 1:], LEVEL))
-    row = number_columns(pooled[0], own, *((pooled[1], beside[:, 0]) if others[1:] else ()))
+    row = paired_columns(pooled, resampled)
     return {**(row if len(one) > 1 else without_intervals(row)), "n": len(one)}
 
 

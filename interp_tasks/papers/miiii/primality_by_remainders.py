@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interp_tasks.errors import UserError
+from interp_tasks.measurement.confidence_intervals import paired_columns
 from interp_tasks.measurement.loaded_checkpoints import LoadedCheckpoint
 from interp_tasks.measurement.measure_checkpoints import measure
 from interp_tasks.measurement.option_parsing import SPLITS
@@ -93,7 +94,7 @@ def precision_recall_rows(
     """Yields rows about numbers ``[number]`` and the remainders that a model gives them, ``[number modulus]``."""
     import numpy as np
 
-    from circuits.statistics import percentile_bounds, ratio
+    from circuits.statistics import ratio
     from tasks.modular_arithmetic import primes_below
 
     right = n[:, None] % moduli
@@ -103,11 +104,7 @@ def precision_recall_rows(
             # The model first, then right remainders.
             sums = np.stack([called & truth, exact & truth]).astype(float)
             counts = np.stack(among).astype(float)
-            resampled = resampled_ratios(sums, counts, seed)
-            (low, _), (high, _) = percentile_bounds(resampled, 0.95)
-            (below,), (above,) = percentile_bounds(resampled[:, :1] - resampled[:, 1:], 0.95)
-            value, baseline = ratio(sums.sum(1), counts.sum(1))
-            columns = number_columns(value, (low, high), baseline, (below, above))
+            columns = paired_columns(ratio(sums.sum(1), counts.sum(1)), resampled_ratios(sums, counts, seed))
             yield {"metric": f"{measure_of} for {name}", **columns}
     all_right = float((predictions == right).all(1).mean())
     yield {"metric": "right in all remainders", **number_columns(all_right, baseline=1.0)}
