@@ -328,7 +328,7 @@ class Page:
             from plotly.offline import get_plotlyjs
 
             plotly = get_plotlyjs()
-        template = resources.files("interp_tasks.pages").joinpath("page.html").read_text(encoding="utf-8")
+        template = resources.files("interp_tasks").joinpath("page.html").read_text(encoding="utf-8")
         return (
             Environment(autoescape=True)
             .from_string(template)
