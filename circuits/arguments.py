@@ -129,11 +129,11 @@ def parse_choice(value: Any, choices: Iterable[str], caller: str, name: str) -> 
     return str(value)
 
 
-def parse_draws(draws: Any, caller: str) -> int:
-    """Reads a number of resamples."""
-    if not is_whole(draws, 1):
-        raise CircuitsError(f"{caller}: draws={draws!r}; give a whole number from 1")
-    return int(draws)
+def parse_count(count: Any, caller: str, name: str = "draws", least: int = 1) -> int:
+    """Reads a number of resamples, or of what else `name` says."""
+    if not is_whole(count, least):
+        raise CircuitsError(f"{caller}: {name}={count!r}; give a whole number from {least}")
+    return int(count)
 
 
 def parse_seed(seed: Any, caller: str) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from circuits.arguments import check_renamed_args, is_whole, parse_seed, stringify_keys
+from circuits.arguments import check_renamed_args, parse_count, parse_seed, stringify_keys
 from circuits.circuit._circuit import Circuit
 from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup, stack_sums_and_counts
 from circuits.errors import CircuitsError, format_value
@@ -128,7 +128,7 @@ def evaluate(
     Where the gap's interval holds 0, a warning says so. A circuit costs at most 1 + random + 2·subsets + size forwards.
     """
     given, seed = _parse_circuits(circuits), parse_seed(seed, _CALLER)
-    counts = _check_counts(random=random, subsets=subsets, draws=draws, flips=flips)
+    counts = _parse_counts(random=random, subsets=subsets, draws=draws, flips=flips)
     setup = PatchSetup.parse(_CALLER, model, base, source, metric, batch, how)
     runs = CircuitRunner.after_clean_and_source(setup, batch_size, seed, draws)
     for name, one in given.items():
@@ -147,12 +147,10 @@ def evaluate(
     )
 
 
-def _check_counts(**counts: int) -> dict[str, int]:
+def _parse_counts(**counts: int) -> dict[str, int]:
     """Returns the counts by name, whole numbers from 0, or from 1 of draws and flips."""
-    for name, number in counts.items():
-        if not is_whole(number, least := int(name in ("draws", "flips"))):
-            raise CircuitsError(f"{_CALLER}: {name}={number!r}; give a whole number from {least}")
-    return counts
+    least = {"draws": 1, "flips": 1}
+    return {name: parse_count(count, _CALLER, name, least.get(name, 0)) for name, count in counts.items()}
 
 
 def _measure_faithfulness(runner: CircuitRunner, circuit: Circuit, random: int) -> Iterator[Row]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from circuits.arguments import is_whole, parse_draws, parse_seed, stringify_keys
+from circuits.arguments import is_whole, parse_count, parse_seed, stringify_keys
 from circuits.circuit._circuit import Circuit
 from circuits.circuit._circuit_runner import CircuitRunner, PatchSetup
 from circuits.circuit._graph_and_names import (
@@ -126,7 +126,7 @@ def curve(
     named = stringify_keys(rankings, _CALLER, "rankings")
     given = {name: _Ranking.parse(ranking, f"{_CALLER}: {name}") for name, ranking in named.items()}
     examples = PatchSetup.parse(_CALLER, model, base, source, metric, batch, how)
-    runs = CircuitRunner.after_clean_and_source(examples, batch_size, seed, parse_draws(draws, _CALLER))
+    runs = CircuitRunner.after_clean_and_source(examples, batch_size, seed, parse_count(draws, _CALLER))
     rows, areas = list[Row](), list[Row]()
     for name, ranking in given.items():
         for points, area in _measure_curve_and_areas(runs, ranking.with_graph(runs.graph), asked):

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from circuits.arguments import check_renamed_args, parse_draws, parse_seed
+from circuits.arguments import check_renamed_args, parse_count, parse_seed
 from circuits.errors import CircuitsError
 from circuits.frozen_tensors_and_positions import parse_numbers
 from circuits.interventions.replacements import derangement
@@ -206,7 +206,7 @@ class _PairedPasses:
         """Reads the arguments; raises `CircuitsError` unless both inputs have as many tokens row by row, in at least 2
         rows.
         """
-        seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
+        seed, draws = parse_seed(seed, caller), parse_count(draws, caller)
         first = PatternPass.parse(caller, model, tokens, positions)
         second, recorded = parse_prompts_and_recorded(first.hooked, other, caller)
         _check_pairs(first.prompts, second, caller)

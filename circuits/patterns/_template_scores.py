@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from circuits.arguments import check_renamed_args, parse_choice, parse_draws, parse_metric_batch, parse_seed
+from circuits.arguments import check_renamed_args, parse_choice, parse_count, parse_metric_batch, parse_seed
 from circuits.errors import CircuitsError, format_value, prefix_circuits_errors
 from circuits.figures.panel_grid import Figure
 from circuits.figures.results import SIGNED, heads_figure, pivot_by_head
@@ -100,7 +100,7 @@ def scores(
     reading = PatternPass.parse(caller, model, tokens, positions)
     prompts, heads, hooked = reading.prompts, reading.heads, reading.hooked
     tokens, given = prompts.tokens, parse_metric_batch(batch, caller, len(prompts))
-    seed, draws = parse_seed(seed, caller), parse_draws(draws, caller)
+    seed, draws = parse_seed(seed, caller), parse_count(draws, caller)
     named = parse_templates(templates, tokens, given is not None)
     sums = np.zeros((3, hooked.n_layers, hooked.n_heads, len(named), len(tokens)))
     for rows, query_mask in reading.rows_and_query_masks(batch_size):

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from circuits.arguments import check_renamed_args, parse_draws, parse_seed
+from circuits.arguments import check_renamed_args, parse_count, parse_seed
 from circuits.errors import CircuitsError
 from circuits.figures.results import probe_figure
 from circuits.model.activation_recording import run_and_record
@@ -77,7 +77,7 @@ def linear(
 
     Inside `intervene` the edits are in force. Sources: Gopalani, Lubana, Hu 2024, figure 6; Hewitt & Liang 2019.
     """
-    draws, fitted, penalty = parse_draws(draws, "probe"), bool(intercept), _parse_penalty(ridge)
+    draws, fitted, penalty = parse_count(draws, "probe"), bool(intercept), _parse_penalty(ridge)
     hooked, seed = HookedModel(model), parse_seed(seed, "probe")
     prompts = parse_prompts(hooked, tokens, "probe")
     entries = parse_entries(prompts, positions, splits, test, seed)
