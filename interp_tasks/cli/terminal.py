@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -68,13 +69,28 @@ def write_to_stderr(text: str) -> None:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Seconds between two lines of progress in a log.
+MINUTE = 60.0
 
 
 @contextlib.contextmanager
 def progress_line(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
-    """Yields a callback (done, total, text) that draws a bar, or ``None`` where nothing should be drawn."""
-    if quiet or not sys.stderr.isatty():
+    """Yields a callback (done, total, text) that draws a bar, or writes a line a minute where stderr is no terminal;
+    ``None`` where nothing should be said.
+    """
+    if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        latest = time.monotonic()
+
+        def write_each_minute(done: int, total: int, what: str) -> None:
+            nonlocal latest
+            if time.monotonic() - latest >= MINUTE:
+                latest = time.monotonic()
+                write_to_stderr(escape_control_characters(f"{done} of {total}: {what}"))
+
+        yield write_each_minute
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
