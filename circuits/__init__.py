@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from circuits.model.supported_models import unchecked
     from circuits.model.torch_hook_comparison import check
     from circuits.sweeps.logit_difference import logit_difference
-    from circuits.sweeps.prompt_pairs import PromptPairs, read_prompts
+    from circuits.sweeps.prompts_and_answers import PromptPairs, read_prompts
     from circuits.sweeps.sweep import compare, sweep
     from circuits.sweeps.sweep_result import SweepResult
 
@@ -76,7 +76,7 @@ _NAMES = {
     "model.sites": "Site",
     "model.supported_models": "unchecked",
     "sweeps.logit_difference": "logit_difference",
-    "sweeps.prompt_pairs": "PromptPairs read_prompts",
+    "sweeps.prompts_and_answers": "PromptPairs read_prompts",
     "sweeps.sweep": "compare sweep",
     "sweeps.sweep_result": "SweepResult",
 }

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Before modules are imported that other systems lack.
         check_not_windows()
         from interp_tasks.cli.command_dispatch import run_command
-        from interp_tasks.cli.terminal import repair_streams, run_for_exit_code
+        from interp_tasks.cli.streams_and_exit_codes import repair_streams, run_for_exit_code
 
         repair_streams()
         return run_for_exit_code(lambda: run_command(arguments), debug="--debug" in arguments)

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from interp_tasks.cli.command_building import CONTEXT, check_repeated_or_empty_options, command_of_function
 from interp_tasks.cli.commands import COMMANDS, FUNCTIONS
-from interp_tasks.cli.terminal import write_data
+from interp_tasks.cli.streams_and_exit_codes import write_data
 from interp_tasks.errors import UserError
 from tasks.errors import did_you_mean
 

@@ -20,8 +20,8 @@ from interp_tasks.cli.command_building import (
     parameters_of_dataclass,
     select_option_parameters,
 )
+from interp_tasks.cli.streams_and_exit_codes import progress_line
 from interp_tasks.cli.tables import FORMATS, print_in_format, write_and_show
-from interp_tasks.cli.terminal import progress_line
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_file
 from interp_tasks.measurement.loaded_checkpoints import resolve_refs

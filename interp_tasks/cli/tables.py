@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
-from interp_tasks.cli.terminal import print_note, write_data
+from interp_tasks.cli.streams_and_exit_codes import print_note, write_data
 from interp_tasks.measurement.result import EXPERIMENTS, find_view, readable_table
 from interp_tasks.pages import number
 from interp_tasks.text_formatting import LAYOUT, escape_control_characters, pluralise

@@ -62,7 +62,7 @@ class PromptsTask(Task):
         return PROMPT_METRICS
 
     def check_model(self, model: Any) -> None:
-        """Prompts were read with the model's own tokenizer."""
+        """Accepts every model: prompts were read with its own tokenizer."""
 
     def sample(self, n: int | None, seed: int = 0, split: Split = "test") -> PromptBatch:
         """Returns the prompts in an order of the seed, so that halves are alike; there are none beside them."""

@@ -172,18 +172,18 @@ def perform_jobs(
     jobs: Sequence[StudyJob],
     folder: Path,
     progress: Progress | None = None,
-    keep: Callable[[StudyRecord], None] = lambda record: None,
+    on_record: Callable[[StudyRecord], None] = lambda record: None,
 ) -> list[StudyRecord]:
     """Runs all jobs, those of one run one after the other: what one study has found of it, the next one asks for.
 
     Args:
-        keep: called with each record as it comes, so that an interruption loses only what is under way.
+        on_record: called with each record as it comes, so that an interruption loses only what is under way.
     """
     records = []
     with TemporaryDirectory() as scratch:
         for at, job in enumerate(sorted(jobs, key=lambda job: job.key[1:]), 1):
             records.append(perform_job(job, Path(scratch), folder))
-            keep(records[-1])
+            on_record(records[-1])
             if progress is not None:
                 progress(at, len(jobs), f"{job.study.id} on {job.key[1]}")
     return records

@@ -12,7 +12,7 @@ import pytest
 
 PARENT = """
 import os, sys, time
-from interp_tasks.cli.terminal import run_for_exit_code
+from interp_tasks.cli.streams_and_exit_codes import run_for_exit_code
 from interp_tasks.worker_pool import worker_pool
 
 def work():

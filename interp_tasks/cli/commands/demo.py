@@ -9,8 +9,8 @@ import typer
 
 from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT
+from interp_tasks.cli.streams_and_exit_codes import progress_line, write_line
 from interp_tasks.cli.tables import print_in_format, write_and_show
-from interp_tasks.cli.terminal import progress_line, write_line
 from interp_tasks.demo import Demo, demo_page, summary_lines
 from interp_tasks.demo import demo as measured
 from interp_tasks.file_io import check_writable_file

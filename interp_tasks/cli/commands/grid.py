@@ -12,8 +12,8 @@ import typer
 from interp_tasks.checkpoints.run_reader import check_folder_kind
 from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT, RATE
+from interp_tasks.cli.streams_and_exit_codes import print_note, progress_line
 from interp_tasks.cli.tables import print_in_format, print_rows, print_wrapped, write_and_show
-from interp_tasks.cli.terminal import print_note, progress_line
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_folder
 from interp_tasks.measurement.option_parsing import DEVICE

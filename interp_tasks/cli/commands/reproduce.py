@@ -12,8 +12,8 @@ import typer
 
 from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT
+from interp_tasks.cli.streams_and_exit_codes import print_note, progress_line, write_data
 from interp_tasks.cli.tables import print_wrapped, stdout_console, training_progress, write_and_show
-from interp_tasks.cli.terminal import print_note, progress_line, write_data
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_folder
 from interp_tasks.measurement.option_parsing import DEVICE

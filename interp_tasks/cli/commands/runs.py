@@ -12,8 +12,8 @@ from interp_tasks.checkpoints import ResolvedCheckpoint, find_marks, resolve
 from interp_tasks.checkpoints.run_reader import TRAINING_STATE_FILE, read_json
 from interp_tasks.cli.command_building import CommonOptions
 from interp_tasks.cli.options import FORMAT, RUNS, PrintingOptions
+from interp_tasks.cli.streams_and_exit_codes import progress_line
 from interp_tasks.cli.tables import print_rows, print_wrapped, write_and_show
-from interp_tasks.cli.terminal import progress_line
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_file
 from interp_tasks.measurement.logged_runs import check_not_checkpoint

@@ -17,8 +17,8 @@ from interp_tasks.cli.options import (
     TaskAndPresetOptions,
     check_output_files_writable,
 )
+from interp_tasks.cli.streams_and_exit_codes import write_line
 from interp_tasks.cli.tables import print_in_format, print_rows, write_and_show
-from interp_tasks.cli.terminal import write_line
 from interp_tasks.setting_parsing import check_task_name, parse_task_settings
 from interp_tasks.text_formatting import format_bytes, format_duration, format_flop
 

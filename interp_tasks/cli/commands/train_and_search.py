@@ -11,8 +11,14 @@ import typer
 from interp_tasks.checkpoints import resolve
 from interp_tasks.checkpoints.run_reader import check_folder_kind, check_no_run, check_run_target, read_run
 from interp_tasks.cli.options import FORMAT, TaskAndPresetOptions
+from interp_tasks.cli.streams_and_exit_codes import (
+    print_note,
+    progress_line,
+    watch_stop_signals,
+    write_data,
+    write_line,
+)
 from interp_tasks.cli.tables import cell_text, print_rows, print_wrapped, training_progress
-from interp_tasks.cli.terminal import print_note, progress_line, watch_stop_signals, write_data, write_line
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_folder
 from interp_tasks.setting_parsing import parse_seeds, parse_settings

@@ -146,7 +146,7 @@ def count_active_by_published_rule(over_time: NDArray[np.float64], deviations: i
     return counts
 
 
-def frequency_shares(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
+def amplitude_shares(over_time: NDArray[np.float64]) -> NDArray[np.float64]:
     """Divides amplitudes [time frequency feature] by their sum over the frequencies other than 0, at each time.
 
     A feature that only grows and shrinks has all its frequencies above the mean at once, and none otherwise; the count

@@ -208,7 +208,7 @@ def count_and_peak_rows(
     """Yields REFs and rows: the published counts at every checkpoint; where they and the other counts peak."""
     import numpy as np
 
-    from interp_tasks.papers.miiii.active_frequencies import count_active_by_published_rule, frequency_shares
+    from interp_tasks.papers.miiii.active_frequencies import amplitude_shares, count_active_by_published_rule
 
     checkpoints = sorted(checkpoints, key=lambda moment: moment.step)
     over_time = np.stack([moment.amplitudes for moment in checkpoints])
@@ -218,7 +218,7 @@ def count_and_peak_rows(
     for kind, counts in (
         ("1 sd", count_active_by_published_rule(over_time, 1)),
         ("2 sd", count_active_by_published_rule(over_time, 2)),
-        ("1 sd, without size", count_active_by_published_rule(frequency_shares(over_time), 1)),
+        ("1 sd, without size", count_active_by_published_rule(amplitude_shares(over_time), 1)),
     ):
         name = f"{ACTIVE}, mean + {kind}"
         series |= {(f"neuron {at}", name): counts[:, at].astype(float) for at in wanted}

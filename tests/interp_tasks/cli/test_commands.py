@@ -16,7 +16,7 @@ from interp_tasks import experiments
 from interp_tasks.checkpoints import checkpoint_refs as refs
 from interp_tasks.cli import commands, tables
 from interp_tasks.cli.command_dispatch import LISTED, iterate_commands
-from interp_tasks.cli.terminal import run_for_exit_code
+from interp_tasks.cli.streams_and_exit_codes import run_for_exit_code
 from interp_tasks.experiments import every_experiment, experiment_named
 from interp_tasks.measurement.result import EXPERIMENTS
 from interp_tasks.pages import package_versions
@@ -210,7 +210,7 @@ TINY = [part for one in f"{SETTINGS} {MODEL}".split() for part in ("--set", one)
 
 
 def test_train_makes_runs_extends_them_and_ablation_reads_them(call, tmp_path, monkeypatch):
-    monkeypatch.setattr("interp_tasks.cli.terminal.MINUTE", 0.0)
+    monkeypatch.setattr("interp_tasks.cli.streams_and_exit_codes.MINUTE", 0.0)
     out = tmp_path / "made"
     code, stdout, err = call("train", "matrix-completion", *TINY, "--out", out, "--seeds", "0:2", "--quiet")
     assert (code, err) == (0, "")
