@@ -278,7 +278,7 @@ def _note_cancelled_effects(metric: str, table: pd.DataFrame, rank: str) -> str 
     there are none.
     """
     means, whole = float(table["estimate"].abs().sum()), float(table["size"].sum())
-    if not whole:
+    if table["size"].eq(0).all():
         return f"{metric}: all estimates are 0: the source may give the same as base"
     if rank == "size" or means >= _KEPT * whole:
         return None

@@ -166,9 +166,10 @@ def print_blocks(
         for above in filter(None, [*first, [*last, *more]]):
             out.print(wrap_heading(above, out.width), style="bold")
         for place, part in enumerate(parts):
-            # Below, a row that would say nothing is left out.
-            says = [one for one, _ in part if not place or (one.key not in NAMES and one is not kept[0])]
-            rows = [row for row in block if any(one.cells[row].strip() not in NOTHING for one in says)]
+            says = [one for one, _ in part if one.key not in NAMES and one is not kept[0]]
+            told = [row for row in block if any(one.cells[row].strip() not in NOTHING for one in says)]
+            # Below the first part, a row that would say nothing is left out.
+            rows = told if place else list(block)
             if not rows:
                 continue
             if place:

@@ -151,7 +151,7 @@ def test_the_largest_effects_are_ranked(call):
     assert [line.split()[0] for line in both if line.startswith("@") and ":" not in line] == ["@40", "@0"]
 
 
-def test_on_a_narrow_terminal_a_row_is_one_line_and_a_table_has_the_largest_effects(call, monkeypatch):
+def test_on_a_narrow_terminal_rows_are_one_line_and_have_the_largest_effects(call, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.setattr(tables, "MOST_ROWS", 6)
     asked = ["lens", "--ckpt", "run@40", *SMALL]
@@ -164,6 +164,8 @@ def test_on_a_narrow_terminal_a_row_is_one_line_and_a_table_has_the_largest_effe
     assert len({line.index("[") for line in lines}) == 1, "numbers of other lengths, and yet below each other"
     assert f"6 of {len(rows)} rows, of the largest effects" in shown
     assert "No room for intervals of value:" in shown
+    tables.print_blocks([tables.text_column("value", "value", ["–", "0.5"])], [[0, 1]], [[["post"]]])
+    assert capsys.readouterr().out.split() == ["post", "value", "–", "0.5"], "a row without a value stands"
 
 
 #: What a command is asked for, and what the head of its table says of it.
@@ -232,13 +234,11 @@ def test_train_makes_runs_extends_them_and_ablation_reads_them(call, tmp_path, m
 def test_imported_task_gets_every_command(call, tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.registry._CLASSES", dict(tasks.registry._CLASSES))
     (tmp_path / "mine.py").write_text(
-        "from tasks import register\nfrom module_beside_it import SIZE, MatrixCompletion\n"
+        "from tasks import register\nfrom beside import SIZE, MatrixCompletion\n"
         "@register('mine')\nclass Mine(MatrixCompletion):\n"
         "    presets = {'cpu': {}}\n    n: int = SIZE\n    rank: int = 1\n"
     )
-    (tmp_path / "module_beside_it.py").write_text(
-        "from tasks.matrix_completion import MatrixCompletion\nSIZE = 2\n"
-    )
+    (tmp_path / "beside.py").write_text("from tasks.matrix_completion import MatrixCompletion\nSIZE = 2\n")
     monkeypatch.setattr("sys.path", list(sys.path))
     arguments = ["--import", tmp_path / "mine.py"]
     assert "mine" in call("tasks", *arguments)[1]
