@@ -226,8 +226,6 @@ class HookedModel:
         longer row.
         """
         tokens = prompts.tokens
-        if self.device.type == "meta":
-            raise CircuitsError(f"{what}: the model is on meta, without values; load its weights first")
         if not len(tokens):
             raise CircuitsError(f"{what}: no example is given")
         if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):

@@ -51,6 +51,8 @@ def parse_prompts(hooked: HookedModel, given: Any, caller: str, name: str = "tok
     """
     found = prompts_for_model(parse_tokens_or_texts(given, caller, name), hooked, caller)
     hooked.check_prompts(found, f"{caller}: {name}" + " tokens" * (name != "tokens"))
+    if hooked.device.type == "meta":
+        raise CircuitsError(f"{caller}: the model is on meta, without values; load its weights first")
     return found
 
 
