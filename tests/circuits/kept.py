@@ -33,7 +33,11 @@ def shown(x: Any, depth: int = 0) -> Any:
     if isinstance(x, torch.Tensor | np.ndarray | np.generic):
         return summary(np.asarray(x) if isinstance(x, np.generic) else x)
     if isinstance(x, Figure):
-        texts = [x.layout.title.text, *(note.text for note in x.layout.annotations)]
+        texts = [
+            x.layout.title.text,
+            x.layout.title.subtitle.text,
+            *(note.text for note in x.layout.annotations),
+        ]
         axes = [axis.title.text for axis in (*x.select_xaxes(), *x.select_yaxes())]
         return [texts, axes, [drawn(one) for one in x.data]]
     if isinstance(x, torch.nn.Module) or callable(x):

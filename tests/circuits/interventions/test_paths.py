@@ -171,6 +171,16 @@ def test_a_path_is_of_the_run_with_all_other_edits(
         assert found.frame["value"][0] == pytest.approx(float(expected[:, -1, 0].mean()), rel=1e-9)
 
 
+@pytest.mark.parametrize("through", [None, "mlps"])
+def test_paths_to_two_heads_of_a_layer_are_each_alone(deep, tokens, other_tokens, through):
+    ends = (("0.1", "1.0"), ("mlp0", "1.1"))
+    paths = [patch.path(sender, receiver, other_tokens, through) for sender, receiver in ends]
+    both, first, second = (
+        run(deep, tokens, *given, cache="z.1")[1]["z.1"] for given in (paths, paths[:1], paths[1:])
+    )
+    torch.testing.assert_close(both, torch.cat([first[:, :, :1], second[:, :, 1:]], 2))
+
+
 def test_gradients_are_those_of_the_run_that_a_path_changes(deep, tokens, other_tokens):
     """Against differences; and the mode is the run's own."""
     seen = []

@@ -51,6 +51,8 @@ def test_every_verb_takes_it_and_says_what_it_was(make_model, tokens, other_toke
         rows.clear()
         assert verb(model, tokens, other_tokens, batch_size=3).settings["batch_size"] == 3, name
         assert max(rows) <= 3, name
+    held = batch_size.choose_batch_size(HookedModel(model), 6, None, "held", kept=batch_size.NUMBERS)
+    assert held == 1
     rows.clear()
     patterns.attention(model, tokens, batch_size=3)
     assert max(rows) <= 3

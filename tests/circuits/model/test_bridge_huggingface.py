@@ -66,6 +66,16 @@ def test_attention_without_a_softmax_is_refused(hf_model, name, monkeypatch):
     assert float((found - expected).abs().max()) <= 1e-5 * float((expected - clean).abs().max())
 
 
+def test_a_failed_forward_leaves_no_edit_of_scores_behind(hf_model):
+    model, divisors = hf_model("gptj"), iter([0, 1])
+    expected = run(model, TOKENS, edit("scores.0", lambda x: 2 * x))
+    fails_once = edit("z.0", lambda x: x * (1 / next(divisors)))
+    with intervene(model, edit("scores.0", lambda x: 2 * x), fails_once), torch.no_grad():
+        with pytest.raises(ZeroDivisionError):
+            model(TOKENS)
+        torch.testing.assert_close(model(TOKENS), expected)
+
+
 @pytest.mark.parametrize("mode", ["raw", "processed"])
 @pytest.mark.parametrize("name", MAIN)
 def test_the_lens_adds_up(hf_model, name, mode):

@@ -214,6 +214,8 @@ def test_texts_are_what_the_model_makes_of_each(with_words):
     assert torch.equal(run(model, TEXTS[0]), model(TEXTS[0]))
     with pytest.raises(CircuitsError, match="the model has room for 9 positions"):
         run(model, [" ".join(TEXTS[0:1] * 2)])
+    model.tokenizer = type("WithoutPadding", (), {"decode": str})
+    assert prompts(model, made.tokens[:1, :2]).words == (("[6]", "[7]"),)
 
 
 def test_texts_wherever_tokens_are(with_words):

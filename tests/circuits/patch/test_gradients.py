@@ -1,46 +1,16 @@
-"""Batches of examples: their results are the undivided ones, and bound what is in memory."""
+"""Gradients: logits are computed where they are read, memory is bounded, and what is detached has no effect."""
 
 import sys
 from importlib import import_module
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from circuits import logit_difference, patch, prompts
+from circuits.model.hooked_model import HookedModel
 from tests.circuits.conftest import FAMILIES, build
 from tests.circuits.patch.by_hand import FEW
-
-VERBS = {
-    "attribution": (patch.attribution, {}),
-    "screen": (patch.screen, {"exact": 2, "steps": 2}),
-    "edges": (patch.edges, {"exact": 2, "steps": 2}),
-    "edges of means": (patch.edges, {"exact": 2, "steps": 2, "how": "mean"}),
-}
-
-
-def reads_two(output, rows):
-    """A pair whose counts differ between examples."""
-    loss, kept = output.square().mean(-1)[:, [1, 4]], torch.stack([rows % 3 > 0, rows % 2 > 0], 1)
-    return {"pair": ((loss * kept).sum(1), kept.sum(1)), "sum": loss.sum(1)}
-
-
-reads_two.read_positions = (1, 4)
-
-
-@pytest.fixture(params=VERBS)
-def verb(request):
-    function, options = VERBS[request.param]
-    return lambda *args, **more: function(*args, **FEW, **options, **more)
-
-
-def assert_same(found, expected):
-    found, expected = (each.frame.sort_values(["metric", "variant"]) for each in (found, expected))
-    assert list(found["variant"]) == list(expected["variant"])
-    assert expected["effect"].abs().max() > 1e-3
-    for column in {"estimate", "estimate_ci_low", "effect", "effect_ci_low", "baseline", "size"} & set(found):
-        np.testing.assert_allclose(found[column], expected[column], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -61,6 +31,14 @@ def test_logits_are_computed_where_answers_are_read(causal, tokens, other_tokens
     monkeypatch.setattr(module, "answer_logit_difference", seen)
     patch.attribution(causal, base, source, metric, **FEW)
     assert set(shapes) == {1 if side == "left" else 3}
+
+
+def test_what_a_hook_detaches_from_the_output_has_no_effect(causal, tokens, other_tokens):
+    handle = HookedModel(causal).on_forward("blocks.1.hook_resid_pre", torch.detach)
+    found = patch.attribution(causal, tokens, other_tokens, logit_difference(3, 1), "z", **FEW).frame
+    handle.remove()
+    assert (found["effect"][found["layer"] == 0] == 0).all()
+    assert found["effect"][found["layer"] == 1].abs().max() > 0
 
 
 class LargestTensor(TorchDispatchMode):

@@ -33,6 +33,16 @@ def test_infinite_logits_are_compared_where_they_move(family, make_model, tokens
     )
 
 
+def test_an_output_of_width_one_is_a_number_of_which_errors_are_squared():
+    frame = compare([(torch.zeros(2, 3, 1), {"two": torch.full((2, 3, 1), 2.0)})]).frame
+    assert frame[["metric", "value"]].to_numpy().tolist() == [["mse", 4.0]]
+
+
+def test_a_type_error_inside_a_metric_is_its_own(causal, tokens):
+    with pytest.raises(TypeError, match="unsupported operand"):
+        sweep(causal, tokens, ablate.zero("0.1"), lambda output: output + "a")
+
+
 def _rule_out(logits, hook):
     logits[..., 4] = -torch.inf
     return logits
@@ -94,14 +104,14 @@ def test_positions_that_a_metric_does_not_name_are_nan_in_every_verb(make_model,
 def test_a_metric_that_writes_to_what_it_is_given(make_model, tokens):
     """Its rows of the batch and the output are copies."""
     model, given = make_model(0), {"a": ablate.zero("0.1"), "b": ablate.zero("1.2")}
-    batch = torch.ones(len(tokens))
+    batch = torch.utils.data.TensorDataset(torch.ones(len(tokens)))
 
     def gentle(output, rows):
-        return output.square().flatten(1).sum(1) * rows
+        return output.square().flatten(1).sum(1) * rows[0]
 
     def writes(output, rows):
         values = gentle(output, rows)
-        rows += 1
+        rows[0].add_(1)
         output += 100
         return values
 
@@ -115,7 +125,7 @@ def test_a_metric_that_writes_to_what_it_is_given(make_model, tokens):
         # An output that is written to after its square was taken has no gradient: on a copy it has none either.
         with pytest.raises(CircuitsError, match="metric writes has no gradient: one of the variables"):
             verb(model, tokens, tokens.flip(0), writes, batch=batch)
-    assert bool((batch == 1).all())
+    assert bool((batch.tensors[0] == 1).all())
 
 
 def written(model):

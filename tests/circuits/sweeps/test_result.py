@@ -66,6 +66,8 @@ def test_several_models_are_one_table_in_the_order_of_their_labels(make_model, t
     assert found.frame["p_adjusted"].tolist() == holm_adjusted(found.frame["p_value"].to_numpy()).tolist()
     steps = SweepResult.concat({1000: alone["last"], 250: alone["100"]}).frame["checkpoint"]
     assert list(dict.fromkeys(steps)) == [1000, 250]
+    mixed = SweepResult.concat([found, alone["last"]]).frame["checkpoint"]
+    assert mixed.isna().tolist() == [False] * len(found.frame) + [True] * 4
     table = found.pivot("checkpoint", "heads")
     for label, one in alone.items():
         assert table.loc[str(label)].to_dict() == one.frame.set_index("head")["effect"].to_dict()

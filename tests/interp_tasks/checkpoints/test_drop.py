@@ -1,12 +1,10 @@
 """Drops whose place is known, on curves such as the two tasks log; and curves that have none."""
 
 import re
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import tasks
 from interp_tasks.checkpoints import Drop, detect_drop, find_marks, read_run, zoo_names
@@ -16,8 +14,6 @@ from interp_tasks.checkpoints.run_reader import stored_steps
 from interp_tasks.checkpoints.run_writer import declared_drop
 from interp_tasks.checkpoints.steps_around_drop import detect_drop_of_run, theoretical_plateau
 from interp_tasks.errors import UserError
-
-Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 LAST = 20_000
 SCHEDULES = {

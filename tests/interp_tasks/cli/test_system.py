@@ -23,7 +23,6 @@ from interp_tasks.cli import main
 
 ZOO = "zoo:matrix-completion-4x4"
 SMALL = ["--samples", "6", "--quiet"]
-FILES = [f"ablation.{suffix}" for suffix in ("config.json", "csv", "json", "parquet")]
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 EVIL = "r\x1b[31m\x9b1m\u202eun"
 RUN = "import sys; from interp_tasks.cli import main; sys.exit(main())"

@@ -14,7 +14,6 @@ from interp_tasks.measurement.options_and_examples import Examples
 from interp_tasks.measurement.untrained_models import build_untrained
 
 MATRIX, ADDITION = "zoo:matrix-completion-4x4@post", "zoo:modular-addition-113@post"
-N = 60
 
 
 def rows(frame, against="shuffled targets", **where):

@@ -1,19 +1,16 @@
 """Matrix completion: the laws of its data, its tokens, its metrics and its models."""
 
-from collections.abc import Callable
 from decimal import ROUND_HALF_EVEN, Decimal
 
 import numpy
 import pytest
 import torch
-from torch import Tensor
 
 import tasks
 from tasks import TaskError, pool
 from tasks.matrix_completion import MatrixCompletion, MatrixModelSettings
 from tasks.matrix_completion.matrix_task_base import MASK_ID
 
-MeanCheck = Callable[[Tensor, float], None]
 SMALL = MatrixModelSettings(n_layers=1, n_heads=2, d_model=16, init_std=0.2)
 GRIDS = [(10.0, 0.01), (1.2, 0.05), (1.2, 0.02), (2.0, 0.01), (0.3, 0.1), (3.0, 1.0), (1.5, 0.5)]
 
