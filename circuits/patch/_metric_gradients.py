@@ -148,9 +148,10 @@ class PatchExamples(PatchSetup):
         """
         if steps is None:
             yield base
+            return
         inputs = [hook for hook in INPUTS if hook in source and hook in base.activations]
-        for step in range(steps or 0):
-            fraction = (step + 0.5) / (steps or 1)
+        for step in range(steps):
+            fraction = (step + 0.5) / steps
             line = {hook: _interpolate(base.activations[hook], source[hook], fraction) for hook in inputs}
             yield self.run(self.base, hooks, line, graph=True)
 

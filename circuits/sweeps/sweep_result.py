@@ -86,7 +86,7 @@ class SweepResult:
         for name in ("seed", "draws", "flips", "n", "positions"):
             if any(one.settings.get(name) != first.get(name) for one in results):
                 raise CircuitsError(f"SweepResult.concat: {name} differs between parts; give all the same")
-        frame = pd.concat([one.frame for one in results], ignore_index=True)
+        frame = pd.concat([one.frame for one in results])
         baseline = pd.concat([one.baseline for one in results], ignore_index=True)
         row, model = ["variant", "draw", "checkpoint", "metric"], ["checkpoint", "metric"]
         if frame.duplicated(row).any():

@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LinearRegression, Ridge, RidgeClassifier
 from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
 
-from circuits import cache, probe
+from circuits import CircuitsError, cache, probe, prompts
 from circuits.model.prompts_with_mask import Prompts
 from circuits.probe._linear_probe import Regression
 from circuits.probe._probe_inputs import parse_targets
@@ -272,3 +272,9 @@ def test_directions_are_those_of_rows_of_norm_one_about_their_least_squares_cent
     for number, value in enumerate(singular[:5]):
         ranks = [Regression(x, intercept, value * factor).rank for factor in (1.0001, 0.9999)]
         assert ranks == [number, number + 1]
+
+
+def test_masked_scores_of_a_hugging_face_model_are_refused(hf_model):
+    made = prompts(hf_model("bert"), [[3, 4, 5, 6], [7, 8]] * 3)
+    with pytest.raises(CircuitsError, match="masked scores are not"):
+        probe.linear(hf_model("bert"), made, torch.arange(6.0), "scores.0")
