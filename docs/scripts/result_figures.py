@@ -48,9 +48,9 @@ START, DENSE_UNTIL, LONG = 8_000, 13_000, 44_000
 ARMS = {
     "post": ("maps of @post", 2_150, 0.2, COLOURS[0]),
     "post-layers-1-2": ("maps of @post,<br>layers 1, 2", 2_150, 0.37, COLOURS[1]),
-    "query-key": ("all but query<br>and key weights", 2_150, 0.64, COLOURS[2]),
-    "rest": ("all but MLPs<br>and read-out", 2_150, 0.81, COLOURS[3]),
-    "onset": ("maps of @onset", 2_150, 0.95, COLOURS[4]),
+    "query-key": ("all but query<br>and key weights", 2_150, 0.51, COLOURS[2]),
+    "rest": ("all but MLPs<br>and read-out", 2_150, 0.65, COLOURS[3]),
+    "onset": ("maps of @onset", 2_150, 0.935, COLOURS[4]),
     "pre": ("maps of @pre (placebo)", 1_500, 1.06, INK),
     "": ("nothing", 20_500, 0.75, "#737373"),
 }
@@ -190,7 +190,7 @@ def taught() -> Any:
             x, y = zip(*(point for point in drawn if point[0] > 0), strict=True)
             line = {"color": colour, "width": 2.0, "dash": DASHES[name]}
             figure.add_scatter(x=x, y=y, mode="lines", line=line, showlegend=False)
-    where = {"annotation_text": "plateau ends: 0.9", "annotation_position": "top right"}
+    where = {"annotation_text": "0.9", "annotation_position": "top right"}
     figure.add_hline(0.9, line=THRESHOLD, **where)
     # Of the first steps, which are alike, the last are drawn.
     ticks = {"tickvals": [10, 100, 1_000, 10_000], "range": [1, math.log10(LONG)]}
