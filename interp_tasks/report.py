@@ -66,7 +66,8 @@ STRONGEST = 0.96
 MOST_NUMBERS = 1_500_000
 #: Settings of the training that are told.
 TOLD = ("optimizer", "learning_rate", "schedule", "weight_decay", "batch_size", "seed")
-TRAINING = "Validation. Bold: from onset to end of the detected drop or rise. Dotted: the plateau by theory."
+TRAINING = "Validation. Bold: from onset to end of the detected drop or rise."
+PLATEAU = " Dotted: the plateau by theory."
 EFFECTS = (
     "The metric with the head edited minus without; orange: it rises, blue: it falls. Colours of a metric mean the "
     "same at every step and under every edit; the strongest 4% of effects of single heads have the colour of the end. "
@@ -173,7 +174,8 @@ class Report:
 
         sections: list[Section] = [Table(pandas.DataFrame(self.headlines()), name="report-headlines")]
         if self.run is not None and self.curve is not None:
-            sections.append(Figure(training_figure(self.run, self.curve), "Training", TRAINING))
+            caption = TRAINING + PLATEAU * bool(declared_by_run(self.run, "plateau_levels"))
+            sections.append(Figure(training_figure(self.run, self.curve), "Training", caption))
         if self.missing:
             sections.append(Text(self.missing))
         effects = self.effects()
@@ -315,7 +317,8 @@ def training_figure(run: LoggedRun, drop_curve: Curve) -> plotly.graph_objects.F
     panels = []
     for shares in (False, True):
         if chosen := {name: one for name, one in curves.items() if ("accuracy" in name) == shares}:
-            title = "share of right answers" if shares else "metric"
+            (first, *more) = chosen
+            title = "share of right answers" if shares else "metric" if more else first
             panels.append(curves_panel(chosen, title, declared_by_run(run, "plateau_levels")))
     return draw_panels(panels)
 

@@ -111,6 +111,8 @@ def drops(
     config = {"runs": [run.name for run in logged_runs], "metric": metric, "against": keys}
     without = [(names, one.why_none) for names, one in curves.items() if one.drop is None]
     notes = [f"No drop in {name} of {run}: {why}." for (run, name), why in without[:MOST_REASONS]]
+    if len(without) > MOST_REASONS:
+        notes.append(f"No drop in {len(without) - MOST_REASONS} more: --ckpt of each alone says why.")
     notes += [RULE, *([RANK_CORRELATION] if keys else [])]
     if frame["metric"].eq(LEFT).any():
         notes.append("Plateau until: the first step lastingly below nine tenths of the plateau by theory.")

@@ -23,10 +23,11 @@ def table_figures(frame: pandas.DataFrame, examples: str) -> list[Figure]:
         examples: on how many it was measured, a sentence.
     """
     has_map, training = single_head_mask(frame).any(), is_drawn_over_steps(frame)
-    title = (
-        "Effect of each head alone, and of heads together" if has_map else "Every metric, edited and unedited"
-    )
+    compared = frame["baseline"].notna().any()
+    title = "Every metric, edited and unedited" if compared else "Every metric"
+    title = "Effect of each head alone, and of heads together" if has_map else title
     caption = "Filled: edited, with the 95% interval. Open: the unedited model, the baseline."
+    caption = caption if compared else "With the 95% interval, where there is one."
     caption += " Small: single draws." if frame["draw"].notna().any() else ""
     if training:
         title, caption = f"{title} over training", "By step. Bands, of a few lines: 95% intervals."
