@@ -171,7 +171,7 @@ def report(
 
 #: Below the tables: what three of their columns say, and one word.
 LEGEND = """\
-stored: checkpoints (log: none)
+stored: checkpoints, of several seeds the first one's (log: none)
 final: the metric's level at the end, of several seeds the median
 drop: steps from 10% to 90% of its change, of several seeds from the first on
 none: no plateau before a fall, or no fall; final says which"""
