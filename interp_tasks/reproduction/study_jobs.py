@@ -135,14 +135,26 @@ def check_records(
     """
     paper = read_paper(paper) if isinstance(paper, str) else paper
     stored = read_own_and_shipped_records(paper, None if file is None else Path(file))
-    jobs = [job for job in all_jobs(paper, preset, runs, rows) if job.is_recorded(stored)]
-    without_weights = {job.key for job in jobs if not all(stored_steps(each.path) for each in job.on)}
+    jobs = {job.key: job for job in all_jobs(paper, preset, runs, rows) if job.is_recorded(stored)}
+    without_weights = {
+        key for key, job in jobs.items() if not all(stored_steps(each.path) for each in job.on)
+    }
     return [
         line
-        for record in perform_jobs(jobs, Path(runs), progress)
+        for record in perform_jobs([*jobs.values()], Path(runs), progress)
         if not (record.refused and record.key in without_weights)
-        for line in record_differences(stored[record.key], record)
+        for line in record_differences(
+            *(rows_of_claims_alone(each, jobs[record.key]) for each in (stored[record.key], record))
+        )
     ]
+
+
+def rows_of_claims_alone(record: StudyRecord, job: StudyJob) -> StudyRecord:
+    """Returns a record without the rows that only say that a run was measured."""
+    table: Rows = [{**dict.fromkeys(KEPT), **row} for row in record.row_dicts()]
+    found = rows_of_claims(table, job.claims, job.control == "shuffled")
+    columns, rows = record_columns_and_rows(found)
+    return replace(record, columns=columns, rows=rows)
 
 
 def all_jobs(paper: Paper, preset: str, runs_folder: str | Path, rows: Sequence[int]) -> list[StudyJob]:
@@ -216,12 +228,19 @@ def perform_job(job: StudyJob, scratch: Path, folder: Path) -> StudyRecord:
 
 
 def rows_read_by_claims(table: Rows, claims: Sequence[Claim], ignore_run_names: bool) -> Rows:
-    """Returns the rows of a study's table that claims read: theirs, their divisors', and a row of every run.
+    """Returns the rows of a study's table that claims read, as :func:`rows_of_claims`, and a row of every run."""
+    wanted = {id(row) for row in {row["run"]: row for row in reversed(table) if row["draw"] is None}.values()}
+    wanted |= set(map(id, rows_of_claims(table, claims, ignore_run_names)))
+    return [row for row in table if id(row) in wanted]
+
+
+def rows_of_claims(table: Rows, claims: Sequence[Claim], ignore_run_names: bool) -> Rows:
+    """Returns the rows of a study's table that its claims and their divisors name.
 
     Args:
         ignore_run_names: these runs stand for others, whose names claims ask for.
     """
-    wanted = {id(row) for row in {row["run"]: row for row in reversed(table) if row["draw"] is None}.values()}
+    wanted: set[int] = set()
     for claim in claims:
         for where in (claim.where, *([claim.divisor()[1]] if isinstance(claim.per, dict) else [])):
             asked = {key: value for key, value in where.items() if key != "run" or not ignore_run_names}
