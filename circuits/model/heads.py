@@ -236,9 +236,12 @@ def _parse_heads_part(part: str, text: str) -> list[AnyHead]:
 
 
 def _is_pair(item: Any) -> bool:
+    """Tells whether this is a list or tuple of two whole numbers."""
     if not isinstance(item, tuple | list) or len(item) != 2 or any(isinstance(x, bool) for x in item):
         return False
     try:
-        return all(type(operator.index(x)) is int for x in item)
+        for x in item:
+            operator.index(x)
     except TypeError:
         return False
+    return True

@@ -64,7 +64,7 @@ def main() -> None:
     found = {}
     for seed, rows in table.groupby("seed"):
         if rows["step"].isin(DENSE).sum() == len(DENSE):
-            found[seed] = starts(rows, ends.loc[seed] if seed in ends.index else ends.mean())
+            found[seed] = starts(rows, ends.loc[seed])
     result = pandas.DataFrame(found, index=QUANTITIES).T
     print(result)
     for name in ("error", "norm"):

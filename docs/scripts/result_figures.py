@@ -144,7 +144,7 @@ def scores_by_share() -> dict[int, pandas.DataFrame]:
         else:
             rows = rows[rows["step"] >= START]
             start = rows["error"].iloc[0]
-        found[seed] = rows.assign(share=(start - rows["error"]) / (start - ends.get(seed, ends.mean())))
+        found[seed] = rows.assign(share=(start - rows["error"]) / (start - ends[seed]))
     return found
 
 
@@ -299,7 +299,7 @@ def attention_and_loss() -> Any:
     for at, seed in enumerate(seeds, 1):
         rows = dense[dense["seed"] == seed]
         for colour, dash, (column, name) in zip(COLOURS, DASHES.values(), named.items(), strict=False):
-            end = ends[column].get(seed, ends[column].mean())
+            end = ends[column][seed]
             share = (rows[column] - rows[column].iloc[0]) / (end - rows[column].iloc[0])
             look = {"line": {"color": colour, "width": 2.5, "dash": dash}, "mode": "lines"}
             figure.add_scatter(x=rows["step"], y=share, name=name, showlegend=at == 1, **look, row=1, col=at)

@@ -144,13 +144,13 @@ def check_records(
         for record in perform_jobs([*jobs.values()], Path(runs), progress)
         if not (record.refused and record.key in without_weights)
         for line in record_differences(
-            *(rows_of_claims_alone(each, jobs[record.key]) for each in (stored[record.key], record))
+            *(keep_rows_of_claims(each, jobs[record.key]) for each in (stored[record.key], record))
         )
     ]
 
 
-def rows_of_claims_alone(record: StudyRecord, job: StudyJob) -> StudyRecord:
-    """Returns a record without the rows that only say that a run was measured."""
+def keep_rows_of_claims(record: StudyRecord, job: StudyJob) -> StudyRecord:
+    """Returns a record with the rows that claims read alone, without those that say that a run was measured."""
     table: Rows = [{**dict.fromkeys(KEPT), **row} for row in record.row_dicts()]
     found = rows_of_claims(table, job.claims, job.control == "shuffled")
     columns, rows = record_columns_and_rows(found)
@@ -223,12 +223,12 @@ def perform_job(job: StudyJob, scratch: Path, folder: Path) -> StudyRecord:
         {**row, "run": strip_run_folder(row["run"], folder), "ref": strip_run_folder(row["ref"], folder)}
         for row in frame.astype(object).where(frame.notna(), None).to_dict("records")
     ]
-    columns, rows = record_columns_and_rows(rows_read_by_claims(table, job.claims, job.control == "shuffled"))
+    columns, rows = record_columns_and_rows(rows_to_record(table, job.claims, job.control == "shuffled"))
     return replace(record, columns=columns, rows=rows)
 
 
-def rows_read_by_claims(table: Rows, claims: Sequence[Claim], ignore_run_names: bool) -> Rows:
-    """Returns the rows of a study's table that claims read, as :func:`rows_of_claims`, and a row of every run."""
+def rows_to_record(table: Rows, claims: Sequence[Claim], ignore_run_names: bool) -> Rows:
+    """Returns what a record holds of a study's table: the rows of :func:`rows_of_claims`, and one of every run."""
     wanted = {id(row) for row in {row["run"]: row for row in reversed(table) if row["draw"] is None}.values()}
     wanted |= set(map(id, rows_of_claims(table, claims, ignore_run_names)))
     return [row for row in table if id(row) in wanted]
