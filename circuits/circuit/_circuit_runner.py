@@ -16,7 +16,7 @@ from circuits.circuit._circuit_edit import CircuitEdit, is_sender_hook, replacem
 from circuits.circuit._graph_and_names import EVERYWHERE, Edge, Graph, Member, PositionSet
 from circuits.errors import CircuitsError
 from circuits.interventions.base import MeanOverExamples, PassRequest, Replacement
-from circuits.interventions.clean_passes_and_edit_hooks import CleanPassResults
+from circuits.interventions.clean_passes_and_edit_hooks import run_clean_passes
 from circuits.interventions.intervene_run_cache import run
 from circuits.interventions.replacements import Zero, align_means_to_prompts, parse_source_prompts
 from circuits.model.activation_recording import hold_eval_mode
@@ -89,9 +89,8 @@ class PatchSetup:
         """Returns the means over the source's examples at their own positions, [1 pos ...], `size` in a forward."""
         assert self.source is not None
         wanted = {hook: PassRequest(self.source, hook, Site(hook).kind, MeanOverExamples()) for hook in hooks}
-        passes = CleanPassResults(self.hooked, size)
-        passes.run_missing(wanted.values())
-        return {hook: passes.results[one] for hook, one in wanted.items()}
+        means = run_clean_passes(self.hooked, wanted.values(), {}, size)
+        return {hook: means[one] for hook, one in wanted.items()}
 
     def check_output(self, output: Any) -> Tensor:
         """Returns the output of the model; refuses one that no metric can read."""

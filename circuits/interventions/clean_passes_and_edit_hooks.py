@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +12,15 @@ from torch import Tensor
 
 from circuits.errors import CircuitsError
 from circuits.frozen_tensors_and_positions import Span
-from circuits.interventions.base import ActivationEdit, EdgePatch, HookContext, ModelRun, PassRequest
+from circuits.interventions.base import (
+    ActivationEdit,
+    EdgePatch,
+    HookContext,
+    ModelRun,
+    PassRequest,
+    Step,
+    WeightEdit,
+)
 from circuits.interventions.replacements import FromFunction
 from circuits.model.activation_recording import attach_to_hooks, hold_eval_mode, record_activations
 from circuits.model.batch_size import choose_batch_size
@@ -77,68 +85,76 @@ def call_padding_mask(hooked: HookedModel, kwargs: Mapping[str, Any], inputs: Te
     return mask
 
 
-@dataclass
-class CleanPassResults:
-    """The results of clean passes, each distinct reference run once."""
+#: The results of clean passes.
+PassResults = dict[PassRequest, Tensor]
 
-    hooked: HookedModel
-    batch_size: int | None = None
-    results: dict[PassRequest, Tensor] = field(default_factory=dict)
 
-    def run_missing(self, wanted: Iterable[PassRequest]) -> None:
-        """Runs the passes that are missing, one per distinct pair of prompts and edits."""
-        missing = [reference for reference in dict.fromkeys(wanted) if reference not in self.results]
-        for prompts, before in dict.fromkeys((each.prompts, each.before) for each in missing):
-            edit, layer = before or (None, 0)
-            steps = () if edit is None else edit.plan(self.hooked)
-            writes = [step for step in steps if step.layer is not None and step.layer < layer]
-            self.run_missing(
-                one for write in writes for one in write.replacement.clean_passes(write).values()
-            )
-            together = [each for each in missing if (each.prompts, each.before) == (prompts, before)]
-            if left := [each for each in together if each not in self.results]:
-                self._run_prompts(prompts, writes, left)
+def needed_clean_passes(plan: Iterable[Step]) -> Iterator[PassRequest]:
+    """Yields the clean passes that a plan needs."""
+    for step in plan:
+        if not isinstance(step, WeightEdit):
+            write = step.sender if isinstance(step, EdgePatch) else step
+            yield from write.replacement.clean_passes(write).values()
 
-    def _run_prompts(
-        self, prompts: Prompts, writes: Sequence[ActivationEdit], wanted: list[PassRequest]
-    ) -> None:
-        """Runs prompts, clean or under edits, a chunk at a time; keeps the activations or sums that are wanted."""
-        hooked = self.hooked
-        hooked.check_prompts(prompts, "reference or source tokens")
-        step = choose_batch_size(hooked, prompts.shape[1], self.batch_size, "reference")
-        found: dict[PassRequest, list[Tensor]] = {reference: [] for reference in wanted}
-        with edits_suspended(hooked.model), hold_eval_mode(hooked.model), torch.no_grad():
-            for start in range(0, len(prompts), step):
-                chunk = prompts[start : start + step]
-                # A state of its own, so that the edits of the blocks around this pass do nothing.
-                state = EditState(rows=slice(start, start + len(chunk)), total=len(prompts))
-                call = EditedRuns(hooked, self.results, state)
-                if prompts.padded:
-                    call.run.decode_step = DecodeStep(real=chunk.real.to(hooked.device))
-                edited = [(write.hook, make_edit_hook(write, call)) for write in writes]
-                with (
-                    attach_to_hooks(hooked, edited),
-                    record_activations(hooked, {one.hook for one in wanted}) as seen,
-                    assert_functions_keep_weights(hooked, writes),
-                ):
-                    hooked.run_forward(chunk)
-                for one, kept in found.items():
-                    if one.hook not in seen:
-                        raise CircuitsError(f"{one.hook} never fired in a clean pass: nothing to take")
-                    activation = seen[one.hook].detach()
-                    if one.reduction is not None:
-                        # One running sum, as it is there to save memory.
-                        activation = sum(
-                            (kept.pop() for _ in kept[:]),
-                            one.reduction.reduce_chunk(activation, chunk, one.kind),
-                        )
-                    kept.append(activation)
-        for one, kept in found.items():
-            whole = kept[0] if one.reduction is not None else torch.cat(kept)
-            kept.clear()
-            self.results[one] = (
-                whole if one.reduction is None else one.reduction.from_sum(whole, prompts, one.kind)
-            )
+
+def run_clean_passes(
+    hooked: HookedModel, wanted: Iterable[PassRequest], results: PassResults, batch_size: int | None = None
+) -> PassResults:
+    """Adds the passes that are missing to the results, and returns these; prompts under the same edits run once."""
+    missing = [request for request in dict.fromkeys(wanted) if request not in results]
+    for prompts, before in dict.fromkeys((each.prompts, each.before) for each in missing):
+        edit, layer = before or (None, 0)
+        steps = () if edit is None else edit.plan(hooked)
+        writes = [step for step in steps if step.layer is not None and step.layer < layer]
+        run_clean_passes(hooked, needed_clean_passes(writes), results, batch_size)
+        together = [each for each in missing if (each.prompts, each.before) == (prompts, before)]
+        if left := [each for each in together if each not in results]:
+            _run_prompts(hooked, prompts, writes, left, results, batch_size)
+    return results
+
+
+def _run_prompts(
+    hooked: HookedModel,
+    prompts: Prompts,
+    writes: Sequence[ActivationEdit],
+    wanted: list[PassRequest],
+    results: PassResults,
+    batch_size: int | None,
+) -> None:
+    """Runs prompts, clean or under edits, a chunk at a time; keeps the activations or sums that are wanted."""
+    hooked.check_prompts(prompts, "reference or source tokens")
+    step = choose_batch_size(hooked, prompts.shape[1], batch_size, "reference")
+    found: dict[PassRequest, list[Tensor]] = {request: [] for request in wanted}
+    with edits_suspended(hooked.model), hold_eval_mode(hooked.model), torch.no_grad():
+        for start in range(0, len(prompts), step):
+            chunk = prompts[start : start + step]
+            # A state of its own, so that the edits of the blocks around this pass do nothing.
+            state = EditState(rows=slice(start, start + len(chunk)), total=len(prompts))
+            call = EditedRuns(hooked, results, state)
+            if prompts.padded:
+                call.run.decode_step = DecodeStep(real=chunk.real.to(hooked.device))
+            edited = [(write.hook, make_edit_hook(write, call)) for write in writes]
+            with (
+                attach_to_hooks(hooked, edited),
+                record_activations(hooked, {one.hook for one in wanted}) as seen,
+                assert_functions_keep_weights(hooked, writes),
+            ):
+                hooked.run_forward(chunk)
+            for one, kept in found.items():
+                if one.hook not in seen:
+                    raise CircuitsError(f"{one.hook} never fired in a clean pass: nothing to take")
+                activation = seen[one.hook].detach()
+                if one.reduction is not None:
+                    # One running sum, as it is there to save memory.
+                    activation = sum(
+                        (kept.pop() for _ in kept[:]),
+                        one.reduction.reduce_chunk(activation, chunk, one.kind),
+                    )
+                kept.append(activation)
+    for one, kept in found.items():
+        whole = kept[0] if one.reduction is not None else torch.cat(kept)
+        kept.clear()
+        results[one] = whole if one.reduction is None else one.reduction.from_sum(whole, prompts, one.kind)
 
 
 @dataclass

@@ -15,12 +15,17 @@ from circuits.interventions.base import (
     ActivationEdit,
     EdgePatch,
     Intervention,
-    PassRequest,
     Receiver,
     Step,
     WeightEdit,
 )
-from circuits.interventions.clean_passes_and_edit_hooks import CleanPassResults, EditedRuns, make_edit_hook
+from circuits.interventions.clean_passes_and_edit_hooks import (
+    EditedRuns,
+    PassResults,
+    make_edit_hook,
+    needed_clean_passes,
+    run_clean_passes,
+)
 from circuits.interventions.edge_hooks import EdgeHooks
 from circuits.interventions.paths import check_no_overlapping_edges
 from circuits.model.activation_recording import hold_eval_mode, record_activations
@@ -85,22 +90,12 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Generator[nn.Mo
     with hold_model_exclusively(hooked.model):
         # Not before: another thread may have put something in the place of the parameters.
         plan = plan_steps(interventions, hooked)
-        references = CleanPassResults(hooked)
-        references.run_missing(needed_clean_passes(plan))
-        with attach_plan(hooked, plan, references):
+        with attach_plan(hooked, plan, run_clean_passes(hooked, needed_clean_passes(plan), {})):
             yield model
 
 
-def needed_clean_passes(plan: Iterable[Step]) -> Iterator[PassRequest]:
-    """Yields the clean passes that a plan needs."""
-    for step in plan:
-        if not isinstance(step, WeightEdit):
-            write = step.sender if isinstance(step, EdgePatch) else step
-            yield from write.replacement.clean_passes(write).values()
-
-
 @contextmanager
-def attach_plan(hooked: HookedModel, plan: Plan, references: CleanPassResults) -> Iterator[None]:
+def attach_plan(hooked: HookedModel, plan: Plan, references: PassResults) -> Iterator[None]:
     """Puts a plan onto the model inside the block. Its clean passes must have been fetched."""
     writes = [step for step in plan if isinstance(step, ActivationEdit)]
     weight_edits = [step for step in plan if isinstance(step, WeightEdit)]
@@ -108,7 +103,7 @@ def attach_plan(hooked: HookedModel, plan: Plan, references: CleanPassResults) -
     state = get_edit_state(hooked.model)
     if edges and any(isinstance(step, EdgePatch) for other in state.plans.values() for step in other):
         raise CircuitsError(f"{edges[0].label}: a block around it has paths; give all to one block")
-    call = EditedRuns(hooked, references.results, state, writes, edges)
+    call = EditedRuns(hooked, references, state, writes, edges)
     fired: set[int] = set()
     with ExitStack() as stack:
         if plan:

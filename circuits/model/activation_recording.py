@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -23,19 +23,17 @@ def hold_eval_mode(model: nn.Module) -> Iterator[None]:
     Modes belong to the model and not to a thread, so another is refused meanwhile.
     """
     with hold_model_exclusively(model):
-        before = [(module, module.training) for module in list_modules(model)]
-
-        def restore_modes() -> None:
-            for module, training in before:
-                if module.training != training:
-                    module.training = training
-
-        with undo_on_exit(model, restore_modes):
-            # Set only where it changes, as setting an attribute of a module is slow.
-            for module, training in before:
-                if training:
-                    module.training = False
+        before = {module: module.training for module in list_modules(model)}
+        with undo_on_exit(model, partial(_set_modes, before)):
+            _set_modes(dict.fromkeys(before, False))
             yield
+
+
+def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
+    for module, training in modes.items():
+        # Setting an attribute of a module is slow.
+        if module.training != training:
+            module.training = training
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -233,14 +234,27 @@ class Metric:
         own = output.float() if half else output.clone() if kept is None and not owned else output
         if kept is not None and not (owned and self.aligned):
             own = own.masked_fill(~kept[..., None], torch.nan)
-        batch = batch.to(output.device) if isinstance(batch, Tensor) else batch
-        given = () if batch is None else (copy_for_user(batch),)
+        return self._call_function(own, batch.to(output.device) if isinstance(batch, Tensor) else batch)
+
+    def _call_function(self, output: Tensor, batch: Any) -> dict[str, Any]:
+        """Returns what the function returns, by name; it is given a copy of the batch, to which it may write."""
+        # What cannot be copied, such as a lock, is shared.
+        with suppress(Exception):
+            batch = batch.clone() if isinstance(batch, Tensor) else copy.deepcopy(batch)
+        assert self.function is not None
         try:
-            return values_by_name(self.function(own, *given), self.name)
+            values = self.function(output) if batch is None else self.function(output, batch)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
-            if (known := self._error_advice(error, own)) is None:
+            if (known := self._error_advice(error, output)) is None:
                 raise
             raise CircuitsError(f"{metric_label(self.name)}: {known}") from error
+        if not isinstance(values, Mapping):
+            return {self.name: values}
+        by_key = {str(key): value for key, value in values.items()}
+        if not values or len(by_key) < len(values):
+            what = "an empty dict" if not values else "two values that are called alike"
+            raise CircuitsError(f"{metric_label(self.name)}: returned {what}")
+        return by_key
 
     def _error_advice(self, error: Exception, output: Tensor) -> str | None:
         """Says what to do about a function that cannot have gradients, or does not know which examples it is given."""
@@ -259,27 +273,9 @@ class Metric:
         )
 
 
-def copy_for_user(thing: Any) -> Any:
-    """Returns a copy of what a user's function may write to; what cannot be copied, such as a lock, is shared."""
-    try:
-        return thing.clone() if isinstance(thing, Tensor) else copy.deepcopy(thing)
-    except Exception:
-        return thing
-
-
 def metric_label(name: str) -> str:
     """Returns what an error calls a metric; a lambda has no name of its own."""
     return name if name == "metric" else f"metric {name}"
-
-
-def values_by_name(values: Any, name: str) -> dict[str, Any]:
-    if not isinstance(values, Mapping):
-        return {name: values}
-    by_key = {str(key): value for key, value in values.items()}
-    if not values or len(by_key) < len(values):
-        what = "an empty dict" if not values else "two values that are called alike"
-        raise CircuitsError(f"{metric_label(name)}: returned {what}")
-    return by_key
 
 
 def is_sum_count_pair(value: Any) -> bool:

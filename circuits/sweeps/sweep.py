@@ -14,9 +14,13 @@ from circuits.engine.stacked_from_first_edit import Variant, reason_not_to_stack
 from circuits.errors import CircuitsError, format_value, prefix_circuits_errors
 from circuits.frozen_tensors_and_positions import Span
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention
-from circuits.interventions.clean_passes_and_edit_hooks import CleanPassResults
+from circuits.interventions.clean_passes_and_edit_hooks import (
+    PassResults,
+    needed_clean_passes,
+    run_clean_passes,
+)
 from circuits.interventions.grids_and_draws import Draws, VariantLike
-from circuits.interventions.intervene_run_cache import attach_plan, needed_clean_passes, plan_steps
+from circuits.interventions.intervene_run_cache import attach_plan, plan_steps
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
 from circuits.model.decode_steps import parse_position_mask
@@ -152,7 +156,7 @@ class ModelSweep:
                 for one in self.variants
             ]
         )
-        self.references = CleanPassResults(self.hooked, rows_per_forward)
+        self.references: PassResults = {}
         step = -(-total // -(-total // rows_per_forward))
         for start in range(0, total, step):
             with assert_weights_unchanged(self.hooked.model, metric_label(self.metric.name)):
@@ -168,13 +172,14 @@ class ModelSweep:
             key=lambda index: (self.variants[index].start, self.variants[index].from_z),
         )
         together = [self.variants[index] for index in stacked]
-        clean = run_clean_pass(self.hooked, self.prompts, rows, together, self.references.results)
+        clean = run_clean_pass(self.hooked, self.prompts, rows, together, self.references)
         # A model may overwrite its output in the next run.
         self.clean = _check_numeric_output(clean.output, self.here.kept, BASELINE).clone()
         self.scale = self.clean.masked_fill(~self.clean.isfinite(), 0.0).abs().max()
         self.found.add_chunk_of_run(-1, self.here.measure(self.clean, self.clean, BASELINE))
         # After the metric has been tried, and all at once, so that references on the same tokens share a pass.
-        self.references.run_missing(needed_clean_passes(step for one in self.variants for step in one.plan))
+        wanted = needed_clean_passes(step for one in self.variants for step in one.plan)
+        run_clean_passes(self.hooked, wanted, self.references, self.batch_size)
         columns = self.here.columns_read
         if columns is not None:
             columns = None if len(columns) == self.clean.shape[1] else columns.to(self.clean.device)

@@ -118,27 +118,24 @@ def print_result_blocks(
 
 
 def text_column(header: str, key: str, texts: Sequence[str]) -> TextColumn:
-    """Returns a column of texts; its header loses its "[95% CI]" where no row has an interval."""
+    """Returns a column of texts, numbers with their points below each other; its header loses its "[95% CI]" where no
+    row has an interval.
+    """
     cells, header = tuple(map(escape_control_characters, texts)), escape_control_characters(header, keep="\n")
     if not any("[" in text for text in cells):
         header = header.partition(" [")[0]
     words = [word for text in (header, *cells) for word in text.split()]
     longest_word = max((min(cell_len(word), LONG_WORD) for word in words), default=1)
-    return TextColumn(header, key, cells, False, longest_word)
-
-
-def align_numbers(column: TextColumn) -> TextColumn:
-    """Returns a column of numbers with their points below each other; any other column as it is."""
-    found = [match.groups() for match in map(NUMBER.fullmatch, column.cells) if match is not None]
-    if column.key in NAMES or len(found) < len(column.cells) or not any(map(any, found)):
-        return column
+    found = [match.groups() for match in map(NUMBER.fullmatch, cells) if match is not None]
+    if key in NAMES or len(found) < len(cells) or not any(map(any, found)):
+        return TextColumn(header, key, cells, False, longest_word)
     before, after = (max(len(parts[at]) for parts in found) for at in (0, 1))
     cells = tuple(
         whole.rjust(before) + (rest if more.startswith(",") else rest.ljust(after)) + more
         for whole, rest, more in found
     )
-    longest_word = max(column.longest_word, before + after)
-    return TextColumn(column.header, column.key, cells, not any(more for _, _, more in found), longest_word)
+    is_right = not any(more for _, _, more in found)
+    return TextColumn(header, key, cells, is_right, max(longest_word, before + after))
 
 
 def print_blocks(
@@ -155,7 +152,7 @@ def print_blocks(
 
     kept, shared = split_shared_columns(columns, blocks)
     out = stdout_console()
-    kept, without = omit_intervals_to_fit([*map(align_numbers, kept)], out.width)
+    kept, without = omit_intervals_to_fit(kept, out.width)
     parts = split_columns_to_width(kept, out.width)
     wide = stdout_console(at_least=max(sum(width + GAP for _, width in part) for part in parts))
     for at, (block, (*first, last)) in enumerate(zip(blocks, heads, strict=True)):
@@ -200,7 +197,7 @@ def omit_intervals_to_fit(columns: Sequence[TextColumn], room: int) -> tuple[lis
         if one.key != "effect" and any(map(INTERVAL.search, one.cells)) and sum(widths) > room:
             header = one.header.replace("[95% CI]", "").rstrip()
             cells = [INTERVAL.sub("", cell).strip() for cell in one.cells]
-            kept[at] = align_numbers(text_column(header, one.key, cells))
+            kept[at] = text_column(header, one.key, cells)
             without.insert(0, " ".join(header.split()))
     return kept, without
 
@@ -216,7 +213,7 @@ def split_shared_columns(
     kept: list[TextColumn] = []
     shared: list[list[str]] = [[] for _ in blocks]
     for column in columns:
-        found = [{column.cells[row] for row in block} for block in blocks]
+        found = [{column.cells[row].strip() for row in block} for block in blocks]
         texts = {text for each in found for text in each}
         in_head = column.key in IN_HEAD_OF_ONE and (column.header == column.key or column.key == "p_adjusted")
         if (
