@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     )
     from circuits.errors import CircuitsError
     from circuits.interventions.base import Intervention
-    from circuits.interventions.grids_and_draws import Draws, draws, grid
     from circuits.interventions.intervene_run_cache import Activations, cache, intervene, run
     from circuits.interventions.places_and_edits import edit
+    from circuits.interventions.variant_grids_and_draws import Draws, draws, grid
     from circuits.logit_lens import DirectAttribution, Lens, lens
     from circuits.model.heads import Head, KeyValueGroup, heads
     from circuits.model.prompt_parsing import prompts
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from circuits.model.supported_models import unchecked
     from circuits.model.torch_hook_comparison import check
     from circuits.sweeps.logit_difference import logit_difference
-    from circuits.sweeps.prompts_and_answers import PromptPairs, read_prompts
+    from circuits.sweeps.prompt_pairs_from_file import PromptPairs, read_prompts
     from circuits.sweeps.sweep import compare, sweep
     from circuits.sweeps.sweep_result import SweepResult
 
@@ -66,7 +66,7 @@ _NAMES = {
     "interventions.intervene_run_cache": "Activations cache intervene run",
     "interventions.base": "Intervention",
     "interventions.places_and_edits": "edit",
-    "interventions.grids_and_draws": "Draws draws grid",
+    "interventions.variant_grids_and_draws": "Draws draws grid",
     "logit_lens": "DirectAttribution Lens lens",
     "model.torch_hook_comparison": "check",
     "model.heads": "Head KeyValueGroup heads",
@@ -76,7 +76,7 @@ _NAMES = {
     "model.sites": "Site",
     "model.supported_models": "unchecked",
     "sweeps.logit_difference": "logit_difference",
-    "sweeps.prompts_and_answers": "PromptPairs read_prompts",
+    "sweeps.prompt_pairs_from_file": "PromptPairs read_prompts",
     "sweeps.sweep": "compare sweep",
     "sweeps.sweep_result": "SweepResult",
 }

@@ -27,7 +27,7 @@ from circuits.arguments import (
 )
 from circuits.errors import CircuitsError
 from circuits.frozen_tensors_and_positions import Snapshot, parse_numbers, parse_positions_or_span
-from circuits.interventions import grids_and_draws
+from circuits.interventions import variant_grids_and_draws
 from circuits.interventions.base import Intervention, Replacement
 from circuits.interventions.fitted_removal import DIRECTIONS, RemoveFitted, class_functions, fourier_functions
 from circuits.interventions.places_and_edits import (
@@ -378,4 +378,4 @@ def each(
     """
     parameters = inspect.signature(make).parameters if callable(make) else ()
     argument = next(iter(parameters), "item")
-    return cast(dict[str, Intervention], grids_and_draws.grid(make, {argument: items}, **arguments))
+    return cast(dict[str, Intervention], variant_grids_and_draws.grid(make, {argument: items}, **arguments))

@@ -16,9 +16,9 @@ from circuits.errors import CircuitsError
 from circuits.frozen_tensors_and_positions import to_tensor_if_array
 from circuits.interventions.base import HookContext, Replacement
 from circuits.interventions.clean_passes_and_edit_hooks import find_nontoken_argument
-from circuits.interventions.grids_and_draws import Draws
-from circuits.interventions.grids_and_draws import draws as draw_variants
 from circuits.interventions.places_and_edits import Edit, Place
+from circuits.interventions.variant_grids_and_draws import Draws
+from circuits.interventions.variant_grids_and_draws import draws as draw_variants
 from circuits.model.sites import Site
 from circuits.model.types import IndicesLike
 

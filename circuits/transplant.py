@@ -20,7 +20,7 @@ from circuits.model.edit_state import hold_model_exclusively
 from circuits.model.hooked_model import HookedModel
 from circuits.model.supported_models import missing_weights_hint
 from circuits.model.types import IndicesLike
-from circuits.model.weight_components import COMPONENTS, PARTS
+from circuits.model.weight_component_names import COMPONENTS, PARTS
 
 __all__ = ["COMPONENTS", "weights"]
 __dir__ = __all__.copy

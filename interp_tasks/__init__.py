@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     )
     from interp_tasks.errors import UserError
     from interp_tasks.training.config import TrainConfig
-    from interp_tasks.training.trainer import train
+    from interp_tasks.training.train import train
 
 _HOMES = {
     **dict.fromkeys(("Checkpoint", "import_checkpoint", "load_checkpoint"), "interp_tasks.checkpoints"),
     **dict.fromkeys(("load_checkpoints", "save_checkpoint"), "interp_tasks.checkpoints"),
     "TrainConfig": "interp_tasks.training.config",
     "UserError": "interp_tasks.errors",
-    "train": "interp_tasks.training.trainer",
+    "train": "interp_tasks.training.train",
 }
 
 __all__ = ["Checkpoint", "TrainConfig", "UserError", "experiments", "import_checkpoint"]

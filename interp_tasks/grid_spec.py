@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, S
 from interp_tasks.checkpoints.checkpoint_refs import ZOO_FOLDER, check_selector, closest_names_hint
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import read_toml
-from interp_tasks.setting_parsing import parse_seeds
+from interp_tasks.setting_and_seed_parsing import parse_seeds
 from interp_tasks.training.config import SECTIONS, list_valued_keys
 from tasks.errors import TaskError
 from tasks.model_settings import validation_error_line

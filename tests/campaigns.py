@@ -149,7 +149,7 @@ def mangled(number: int, good: Path, scratch: Path) -> str:
     from interp_tasks.checkpoints import load_checkpoint, read_metrics, stored_steps
     from interp_tasks.errors import UserError
     from interp_tasks.training.config import resolve_config
-    from interp_tasks.training.trainer import train_resolved
+    from interp_tasks.training.train import train_resolved
     from tasks.errors import TaskError
 
     chance, run, canary = random.Random(number), scratch / "run", scratch / "canary"
@@ -262,7 +262,7 @@ def perform(name: str, numbers: list[int]) -> dict[str, Any]:
         # Nothing is differentiated here before a fork: autograd's threads do not survive it.
         import interp_tasks.checkpoints.checkpoint
         import interp_tasks.cli.command_dispatch
-        import interp_tasks.training.trainer  # noqa: F401
+        import interp_tasks.training.train  # noqa: F401
         import tasks
 
         torch.set_num_threads(1)

@@ -27,7 +27,7 @@ from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts_with_mask import Prompts
 from circuits.model.sites import Site
 from circuits.statistics import LEVEL, bootstrap_ratios, ratio
-from circuits.sweeps.metrics import Metric, PerExample, Row, metric_label, top_two_logit_diff
+from circuits.sweeps.metric import Metric, PerExample, Row, metric_label, top_two_logit_diff
 from circuits.table_printing import interval_columns
 
 Self = TypeVar("Self", bound="PatchSetup")

@@ -18,7 +18,7 @@ from circuits.figures.panel_grid import draw_panels
 from circuits.figures.panel_kinds import Series, points, rows_to_one_series
 from circuits.model.types import BatchLike, Figure, MetricLike, TokensLike
 from circuits.statistics import holm_adjusted, p_value_floor_notes, sign_flip_p_values
-from circuits.sweeps.metrics import Row
+from circuits.sweeps.metric import Row
 from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table_text
 
 _CALLER = "circuit.evaluate"

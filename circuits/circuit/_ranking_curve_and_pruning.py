@@ -28,7 +28,7 @@ from circuits.figures.panel_kinds import curve as lines
 from circuits.figures.panel_kinds import rows_to_one_series
 from circuits.model.types import BatchLike, Figure, MetricLike, RankingLike, TokensLike
 from circuits.statistics import LEVEL
-from circuits.sweeps.metrics import Row
+from circuits.sweeps.metric import Row
 from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table_text
 
 _CALLER = "circuit.curve"

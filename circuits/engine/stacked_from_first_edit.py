@@ -29,8 +29,8 @@ from circuits.interventions.clean_passes_and_edit_hooks import (
     assert_functions_keep_weights,
     replacement_and_mask,
 )
-from circuits.model.decode_steps import DecodeStep
 from circuits.model.edit_state import EditState, get_edit_state, list_modules, mark_running_rows
+from circuits.model.generation_positions import DecodeStep
 from circuits.model.hooked_model import INSIDE, HookedModel
 from circuits.model.hooks import keep_hooks_on
 from circuits.model.prompts_with_mask import Prompts

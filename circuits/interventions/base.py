@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from circuits.errors import CircuitsError
 from circuits.frozen_tensors_and_positions import Positions, Snapshot, Span
-from circuits.model.decode_steps import WHOLE, DecodeStep
 from circuits.model.edit_state import EditState
+from circuits.model.generation_positions import WHOLE, DecodeStep
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts_with_mask import Prompts, broadcast_mask
 from circuits.model.sites import SiteKind

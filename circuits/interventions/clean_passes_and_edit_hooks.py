@@ -24,14 +24,14 @@ from circuits.interventions.base import (
 from circuits.interventions.replacements import FromFunction
 from circuits.model.activation_recording import attach_to_hooks, hold_eval_mode, record_activations
 from circuits.model.batch_size import choose_batch_size
-from circuits.model.decode_steps import (
+from circuits.model.edit_state import EditState, assert_weights_unchanged, edits_suspended
+from circuits.model.generation_positions import (
     DecodeStep,
     GenerationTracker,
     find_key_value_cache,
     generation_id,
     past_length,
 )
-from circuits.model.edit_state import EditState, assert_weights_unchanged, edits_suspended
 from circuits.model.hooked_model import HookedModel, is_text_input
 from circuits.model.prompt_parsing import mask_of_model, mask_of_tokenizer
 from circuits.model.prompts_with_mask import Prompts, positions_from_mask

@@ -29,13 +29,13 @@ from circuits.interventions.clean_passes_and_edit_hooks import (
 from circuits.interventions.edge_hooks import EdgeHooks
 from circuits.interventions.paths import check_no_overlapping_edges
 from circuits.model.activation_recording import hold_eval_mode, record_activations
-from circuits.model.decode_steps import watch_generations
 from circuits.model.edit_state import (
     contextmanager_entered_once,
     get_edit_state,
     hold_model_exclusively,
     parameters_replaced,
 )
+from circuits.model.generation_positions import watch_generations
 from circuits.model.hooked_model import HookedModel
 from circuits.model.hooks import Handle, keep_hooks_last
 from circuits.model.prompt_parsing import parse_prompts

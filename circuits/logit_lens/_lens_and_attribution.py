@@ -39,7 +39,7 @@ from circuits.model.prompts_with_mask import Prompts, gather_columns
 from circuits.model.sites import Site
 from circuits.model.types import BatchLike, Figure, MetricLike, PositionsLike, TokensLike
 from circuits.statistics import LEVEL, summary_columns
-from circuits.sweeps.metrics import Metric, is_sum_count_pair, metric_label
+from circuits.sweeps.metric import Metric, is_sum_count_pair, metric_label
 from circuits.table_printing import ci_names, short_table_text
 
 # The rest of a metric that counts as rounding, relative to its terms.

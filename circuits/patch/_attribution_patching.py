@@ -20,7 +20,7 @@ from circuits.model.sites import UNITS, Site
 from circuits.model.types import BatchLike, MetricLike, SiteLike, SitesLike, TokensLike
 from circuits.patch._metric_gradients import INPUTS, Estimates, PatchExamples, parse_steps
 from circuits.patch._screen_result import ScreenResult, measure_and_tabulate, parse_screen_options
-from circuits.sweeps.metrics import Measurements, PerExample, Row
+from circuits.sweeps.metric import Measurements, PerExample, Row
 from circuits.sweeps.sweep_result import SweepResult, parse_resampling, tabulate_runs
 
 CALLER = "patch.screen"

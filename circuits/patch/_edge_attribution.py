@@ -30,7 +30,7 @@ from circuits.patch._screen_result import (
     measure_and_tabulate,
     parse_screen_options,
 )
-from circuits.sweeps.metrics import PerExample, Row
+from circuits.sweeps.metric import PerExample, Row
 
 CALLER = "patch.edges"
 METHODS = ("gradient", "integrated", "gim")

@@ -23,7 +23,7 @@ from circuits.model.hooks import Function
 from circuits.model.prompts_with_mask import Prompts, broadcast_mask
 from circuits.model.sites import Site
 from circuits.patch._gim_gradients import add_gim_hooks
-from circuits.sweeps.metrics import BASELINE, PerExample, is_sum_count_pair, metric_label
+from circuits.sweeps.metric import BASELINE, PerExample, is_sum_count_pair, metric_label
 
 #: What the unembedding reads.
 UNEMBED = "unembed.hook_in"

@@ -19,7 +19,7 @@ from circuits.interventions.base import Intervention
 from circuits.model.types import Figure
 from circuits.patch._metric_gradients import PatchExamples
 from circuits.statistics import LEVEL, bootstrap_ratios, ratio
-from circuits.sweeps.metrics import PerExample, Row, compare_with_unedited
+from circuits.sweeps.metric import PerExample, Row, compare_with_unedited
 from circuits.sweeps.sweep import sweep_with_measurements
 from circuits.sweeps.sweep_result import SweepResult, p_value_notes, parse_resampling
 from circuits.table_printing import ci_names, interval_columns, metrics_asked_for, short_table_text

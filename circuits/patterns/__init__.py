@@ -18,7 +18,7 @@ chunk, on any model that `circuits` supports, with the edits of open `intervene`
 
 from circuits.patterns._changes_between_paired_inputs import Following, Movement, follow, movement
 from circuits.patterns._patterns_and_means import Maps, Recorded, attention, record
-from circuits.patterns._template_scores import Classes, Scores, bits, classify, scores
+from circuits.patterns._template_scores_and_classes import Classes, Scores, bits, classify, scores
 from circuits.patterns._templates import (
     column,
     constant,

@@ -17,7 +17,7 @@ from circuits.figures.results import attention_figure
 from circuits.interventions.replacements import visible_mask
 from circuits.model.activation_recording import run_and_record
 from circuits.model.batch_size import choose_batch_size
-from circuits.model.decode_steps import parse_position_mask
+from circuits.model.generation_positions import parse_position_mask
 from circuits.model.heads import Head
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import check_no_unmasked_padding, parse_prompts

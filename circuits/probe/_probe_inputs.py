@@ -16,7 +16,7 @@ from circuits.errors import CircuitsError, format_value
 from circuits.frozen_tensors_and_positions import to_tensor_if_array
 from circuits.interventions.places_and_edits import parse_place
 from circuits.interventions.replacements import derangement
-from circuits.model.decode_steps import parse_position_mask
+from circuits.model.generation_positions import parse_position_mask
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts_with_mask import Prompts
 from circuits.model.sites import Site

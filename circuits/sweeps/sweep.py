@@ -19,18 +19,18 @@ from circuits.interventions.clean_passes_and_edit_hooks import (
     needed_clean_passes,
     run_clean_passes,
 )
-from circuits.interventions.grids_and_draws import Draws, VariantLike
 from circuits.interventions.intervene_run_cache import attach_plan, plan_steps
+from circuits.interventions.variant_grids_and_draws import Draws, VariantLike
 from circuits.model.activation_recording import hold_eval_mode
 from circuits.model.batch_size import choose_batch_size, run_within_memory
-from circuits.model.decode_steps import parse_position_mask
 from circuits.model.edit_state import assert_weights_unchanged, mark_running_rows
+from circuits.model.generation_positions import parse_position_mask
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompt_parsing import parse_prompts
 from circuits.model.prompts_with_mask import Prompts
 from circuits.model.types import BatchLike, MetricLike, PositionsLike, TokensLike
 from circuits.sweeps.logit_difference import LogitDifference
-from circuits.sweeps.metrics import BASELINE, Measurements, Metric, Row, metric_label, variant_label
+from circuits.sweeps.metric import BASELINE, Measurements, Metric, Row, metric_label, variant_label
 from circuits.sweeps.sweep_result import SweepResult, edited_place_columns, parse_resampling, tabulate_runs
 
 NAIVE, FAST = "naive", "fast"

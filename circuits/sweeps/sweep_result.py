@@ -17,7 +17,7 @@ from circuits.errors import CircuitsError
 from circuits.figures.panel_grid import Figure
 from circuits.interventions.base import ActivationEdit, EdgePatch, Intervention, Step, WeightEdit
 from circuits.statistics import LEVEL, holm_adjusted, p_value_floor_notes, summary_columns
-from circuits.sweeps.metrics import Measurements, Row
+from circuits.sweeps.metric import Measurements, Row
 from circuits.table_printing import metrics_asked_for, short_table_text
 
 # fmt: off

@@ -28,7 +28,7 @@ from interp_tasks.measurement.loaded_checkpoints import resolve_refs
 from interp_tasks.measurement.option_parsing import DEVICE, PROMPT_METRICS, check_choice, unknown_name_error
 from interp_tasks.measurement.options_and_examples import Examples, Options
 from interp_tasks.measurement.result import EXPERIMENTS, FILES, PAGE, Experiment, find_view, result_file_path
-from interp_tasks.setting_parsing import import_file, parse_settings
+from interp_tasks.setting_and_seed_parsing import import_file, parse_settings
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import ResolvedCheckpoint

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from interp_tasks.papers.miiii.answers_and_chance import data
     from interp_tasks.papers.miiii.embedding_svd_and_frequencies import weights
     from interp_tasks.papers.miiii.logged_gradient_norms import gradients
-    from interp_tasks.papers.miiii.neurons_experiment import neurons
+    from interp_tasks.papers.miiii.neuron_and_attention_images import neurons
     from interp_tasks.papers.miiii.order_correlations import prime_order
     from interp_tasks.papers.miiii.parts_by_prime import primes
     from interp_tasks.papers.miiii.primality_by_remainders import detector
@@ -65,7 +65,7 @@ _HOMES = {
     "data": "papers.miiii.answers_and_chance",
     "detector": "papers.miiii.primality_by_remainders",
     "gradients": "papers.miiii.logged_gradient_norms",
-    "neurons": "papers.miiii.neurons_experiment",
+    "neurons": "papers.miiii.neuron_and_attention_images",
     "prime_order": "papers.miiii.order_correlations",
     "primes": "papers.miiii.parts_by_prime",
     "weights": "papers.miiii.embedding_svd_and_frequencies",

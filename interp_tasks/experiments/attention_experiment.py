@@ -136,7 +136,7 @@ def rows_per_head_and_overall(found: HeadClassesAndMovements) -> pandas.DataFram
     """Returns a checkpoint's rows: each head's templates, movements and relocations, then those of all heads."""
     import pandas
 
-    from circuits.patterns._template_scores import OTHER, UNCLEAR
+    from circuits.patterns._template_scores_and_classes import OTHER, UNCLEAR
 
     def tidy_columns(frame: pandas.DataFrame, number: str, baseline: str, metric: Any) -> pandas.DataFrame:
         names = {f"{number}{end}": f"value{end}" for end in ("", "_ci_low", "_ci_high")}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from circuits.model.weight_components import COMPONENTS
+from circuits.model.weight_component_names import COMPONENTS
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.loaded_checkpoints import (
     LoadedCheckpoint,

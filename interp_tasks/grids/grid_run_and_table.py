@@ -42,7 +42,7 @@ from interp_tasks.measurement.confidence_intervals import interval_over_runs
 from interp_tasks.measurement.logged_runs import glob_of_seeds
 from interp_tasks.measurement.options_and_examples import Progress
 from interp_tasks.measurement.result import COLUMNS, OLD_NAMES, Result, tidy_frame
-from interp_tasks.setting_parsing import EXECUTORS, import_file
+from interp_tasks.setting_and_seed_parsing import EXECUTORS, import_file
 from interp_tasks.text_formatting import pluralise
 from interp_tasks.worker_pool import SerialExecutor, worker_pool
 
@@ -266,7 +266,7 @@ def perform_unit(unit: Unit, root: Path, device: str, imports: Sequence[Path] = 
         for file in imports:
             import_file(file)
         if isinstance(unit, TrainUnit):
-            from interp_tasks.training.trainer import train_resolved
+            from interp_tasks.training.train import train_resolved
 
             train_resolved(unit.resolved, root / unit.folder, device=device)
         else:

@@ -25,7 +25,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.experiments import every_experiment
 from interp_tasks.grid_spec import ExperimentSpec, Spec, TrainBlock, check_step_selectors, shipped_runs
 from interp_tasks.measurement.logged_runs import run_folders_by_name
-from interp_tasks.setting_parsing import MANY_RUNS
+from interp_tasks.setting_and_seed_parsing import MANY_RUNS
 from interp_tasks.training.config import SCHEDULE, ResolvedConfig, resolve_config
 from tasks.errors import did_you_mean
 
@@ -217,7 +217,7 @@ def train_units_of_each_block(spec: Spec) -> list[list[TrainUnit]]:
     More steps and a later schedule go on in the same folder, unless the grid compares them: in one block as axes, in
     several by the first of them, which keeps the name that it would have alone.
     """
-    from interp_tasks.training.trainer import parse_model_settings
+    from interp_tasks.training.train import parse_model_settings
 
     extensions: dict[str, Any] = {}
     names: dict[str, str] = {}

@@ -57,7 +57,7 @@ class HeadClassesAndMovements:
         """Returns the heads of each class; heads without a class are in ``uninterpretable``, and so many that come
         least close to any template in a group more.
         """
-        from circuits.patterns._template_scores import OTHER, UNCLEAR
+        from circuits.patterns._template_scores_and_classes import OTHER, UNCLEAR
 
         groups: dict[str, Any] = dict(self.classes.groups)
         rest = sorted([*groups.pop(OTHER, ()), *groups.pop(UNCLEAR, ())])

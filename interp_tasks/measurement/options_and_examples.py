@@ -12,7 +12,7 @@ import typer
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_regular_file
 from interp_tasks.measurement.option_parsing import DEVICE, SEED, SPLITS, check_choice
-from interp_tasks.setting_parsing import SEED_END, check_task_name, parse_task_settings
+from interp_tasks.setting_and_seed_parsing import SEED_END, check_task_name, parse_task_settings
 
 if TYPE_CHECKING:
     from torch import Tensor

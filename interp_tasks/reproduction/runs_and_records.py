@@ -367,7 +367,7 @@ def train_missing(
     Returns:
         The run folders.
     """
-    from interp_tasks.training.trainer import train_resolved
+    from interp_tasks.training.train import train_resolved
 
     paper = read_paper(paper) if isinstance(paper, str) else paper
     roles = {role for study in paper.studies(rows) for role in (study.role, study.shuffled)}

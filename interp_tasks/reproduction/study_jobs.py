@@ -309,7 +309,7 @@ def untrained_run(run: PaperRun, scratch: Path) -> str:
 
     It is made once and stays in ``scratch``, as nearly every study of a run asks for it.
     """
-    from interp_tasks.training.trainer import train_resolved
+    from interp_tasks.training.train import train_resolved
 
     out = scratch / run.run.name / f"seed-{run.seed}"
     if not out.exists():

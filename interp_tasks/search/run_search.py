@@ -27,9 +27,9 @@ from interp_tasks.file_io import acquire_folder_lock, atomic_write, write_files_
 from interp_tasks.measurement.options_and_examples import Progress
 from interp_tasks.pages import Figure, Page, Table, Text, package_versions
 from interp_tasks.search.search_plan import LAST, Direction, Scalar, SearchPlan, representative_values
-from interp_tasks.setting_parsing import import_file
+from interp_tasks.setting_and_seed_parsing import import_file
 from interp_tasks.text_formatting import one_line, pluralise
-from interp_tasks.training.trainer import check_precision, parse_model_settings, train_resolved
+from interp_tasks.training.train import check_precision, parse_model_settings, train_resolved
 from interp_tasks.worker_pool import executor_for_jobs
 from tasks.base import Task
 from tasks.errors import TaskError

@@ -1,1 +1,1 @@
-"""The trainer of every task and model: ``trainer.train``; every setting of it is in ``config``, without torch."""
+"""The trainer of every task and model: ``train.train``; every setting of it is in ``config``, without torch."""

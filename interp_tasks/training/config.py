@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tasks import Task
 
 SECTIONS = ("task", "model", "train")
-#: The parts of a model, see :mod:`interp_tasks.training.start_weights_and_teacher`.
+#: The parts of a model, see :mod:`interp_tasks.training.start_weights_and_freezing`.
 Part = Literal["attn", "qk", "mlp", "embed", "pos_embed", "unembed"]
 PARTS: tuple[Part, ...] = get_args(Part)
 #: Those that share out all parameters; ``qk`` is within ``attn``.

@@ -15,7 +15,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.forward import FusedForward
 from interp_tasks.training.observers_and_clock import check_observed
-from interp_tasks.training.trainer import parse_model_settings, prepare_model
+from interp_tasks.training.train import parse_model_settings, prepare_model
 from interp_tasks.training.training_loop import whole_train_split
 from tasks.base import Batch, Split, Task
 from tasks.model_settings import ModelSettings

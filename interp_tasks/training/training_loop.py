@@ -29,7 +29,7 @@ from interp_tasks.training.observers_and_clock import (
     check_observed,
 )
 from interp_tasks.training.parameter_update import GradientWatcher, Updater
-from interp_tasks.training.start_weights_and_teacher import load_teacher_forward
+from interp_tasks.training.teacher_attention import load_teacher_forward
 from tasks.base import Batch, Split, Task, check_loss_and_metrics, checked_sample, pool, pool_parts
 from tasks.errors import TaskError
 from tasks.model_settings import shortened_repr

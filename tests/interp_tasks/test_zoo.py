@@ -17,7 +17,7 @@ from interp_tasks.cli import main
 from interp_tasks.experiments import drops
 from interp_tasks.grid_spec import recipe_names, runs_shipped_by_recipe
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.trainer import parse_model_settings
+from interp_tasks.training.train import parse_model_settings
 from interp_tasks.zoo.shipped_runs_table import shipped_run_rows
 
 #: What people open ships with weights, all else as logs and records.

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from interp_tasks.training.trainer import train
+from interp_tasks.training.train import train
 from tasks.base import Batch
 from tasks.errors import TaskError
 from tasks.modular_arithmetic.one_modulus import OneModulus

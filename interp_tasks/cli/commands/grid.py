@@ -17,7 +17,7 @@ from interp_tasks.cli.tables import print_in_format, print_rows, print_wrapped, 
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_folder
 from interp_tasks.measurement.option_parsing import DEVICE
-from interp_tasks.setting_parsing import EXECUTORS, MANY_RUNS, import_file
+from interp_tasks.setting_and_seed_parsing import EXECUTORS, MANY_RUNS, import_file
 from interp_tasks.text_formatting import format_bytes, format_duration, format_flop, one_line, pluralise
 
 if TYPE_CHECKING:

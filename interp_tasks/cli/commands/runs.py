@@ -18,7 +18,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_file
 from interp_tasks.measurement.logged_runs import check_not_checkpoint
 from interp_tasks.measurement.options_and_examples import Options
-from interp_tasks.setting_parsing import check_task_name, parse_task_settings
+from interp_tasks.setting_and_seed_parsing import check_task_name, parse_task_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -19,7 +19,7 @@ from interp_tasks.cli.options import (
 )
 from interp_tasks.cli.streams_and_exit_codes import write_line
 from interp_tasks.cli.tables import print_in_format, print_rows, write_and_show
-from interp_tasks.setting_parsing import check_task_name, parse_task_settings
+from interp_tasks.setting_and_seed_parsing import check_task_name, parse_task_settings
 from interp_tasks.text_formatting import format_bytes, format_duration, format_flop
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from interp_tasks.cli.streams_and_exit_codes import (
 from interp_tasks.cli.tables import cell_text, print_rows, print_wrapped, training_progress
 from interp_tasks.errors import UserError
 from interp_tasks.file_io import check_writable_folder
-from interp_tasks.setting_parsing import parse_seeds, parse_settings
+from interp_tasks.setting_and_seed_parsing import parse_seeds, parse_settings
 
 if TYPE_CHECKING:
     from interp_tasks.search.run_search import SearchResult
@@ -55,7 +55,7 @@ def train(
         check_no_run(folder)
     check_run_target(folder)
     check_writable_folder(folder)
-    import interp_tasks.training.trainer  # noqa: F401  (while it is imported, Ctrl-C has nothing to store)
+    import interp_tasks.training.train  # noqa: F401  (while it is imported, Ctrl-C has nothing to store)
 
     with watch_stop_signals() as stop:
         if several is None:
@@ -72,7 +72,7 @@ def train_one(
 
     from interp_tasks.checkpoints import read_metrics
     from interp_tasks.checkpoints.run_writer import newest_resume_point_or_fault
-    from interp_tasks.training.trainer import train_resolved
+    from interp_tasks.training.train import train_resolved
 
     before, _ = newest_resume_point_or_fault(out)
     versions = {} if before is None else read_run(out).get("versions") or {}

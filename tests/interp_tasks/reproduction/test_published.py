@@ -10,7 +10,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.grid_spec import recipe_names
 from interp_tasks.published import paper_names, read_paper
 from interp_tasks.published.paper_schema import format_setting, parse_paper
-from interp_tasks.setting_parsing import parse_seeds
+from interp_tasks.setting_and_seed_parsing import parse_seeds
 from interp_tasks.training.config import resolve_config
 
 #: Experiments of the two papers on matrix completion, as our fact sheet counts them.

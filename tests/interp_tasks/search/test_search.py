@@ -17,7 +17,7 @@ from interp_tasks.file_io import acquire_folder_lock
 from interp_tasks.search import make_plan, run_search, search
 from interp_tasks.search.run_search import mean_of_last_evaluations
 from interp_tasks.search.search_plan import parse_vary, read_shipped_spaces, representative_values
-from interp_tasks.training.trainer import parse_model_settings
+from interp_tasks.training.train import parse_model_settings
 
 TINY = {"task.p": "5", "model.d_model": "8", "model.n_heads": "2", "train.threads": "1"}
 VARY = ("train.weight_decay=0.1,0.5,1,2", "train.learning_rate=1e-4:1e-2:log")

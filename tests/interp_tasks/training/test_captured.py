@@ -13,7 +13,7 @@ from interp_tasks.cli import main
 from interp_tasks.training.config import TrainConfig
 from interp_tasks.training.cuda_graph_capture import CapturedUpdate, is_capturable, why_not_captured
 from interp_tasks.training.parameter_update import Updater
-from interp_tasks.training.trainer import prepare_model
+from interp_tasks.training.train import prepare_model
 from interp_tasks.training.training_loop import TrainingLoop
 from tasks.modular_arithmetic.one_modulus import OneModulus
 from tasks.registry import BUILT_IN

@@ -11,7 +11,7 @@ import tasks
 from interp_tasks import UserError, load_checkpoint, save_checkpoint, train
 from interp_tasks.checkpoints import read_metrics, read_run, stored_steps
 from interp_tasks.training.config import PARTS, WHOLE_PARTS
-from interp_tasks.training.start_weights_and_teacher import is_in_parts
+from interp_tasks.training.start_weights_and_freezing import is_in_parts
 
 TINY = {"d_model": 8, "n_heads": 2, "n_layers": 2}
 CONFIG = {

@@ -10,7 +10,7 @@ from interp_tasks.cli import main
 from interp_tasks.training.config import parse_train_config
 from interp_tasks.training.cost import cost
 from interp_tasks.training.parameter_update import Updater
-from interp_tasks.training.start_weights_and_teacher import freeze_untrained
+from interp_tasks.training.start_weights_and_freezing import freeze_untrained
 
 
 @pytest.fixture(scope="module")

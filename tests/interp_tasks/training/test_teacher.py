@@ -7,7 +7,7 @@ import tasks
 from circuits import cache, intervene, patch
 from interp_tasks import UserError, load_checkpoint, save_checkpoint, train
 from interp_tasks.checkpoints import read_run
-from interp_tasks.training.start_weights_and_teacher import TeacherAttentionForward
+from interp_tasks.training.teacher_attention import TeacherAttentionForward
 
 SETTINGS = {"d_model": 8, "n_heads": 2, "n_layers": 3}
 CONFIG = {"steps": 3, "batch_size": 8, "eval_samples": 8, "learning_rate": 0.01, "threads": 1}

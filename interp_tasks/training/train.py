@@ -1,4 +1,4 @@
-"""One training loop for every task and model."""
+"""Trains a model on a task, or goes on with a stored run: ``train``, and what it sets up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from interp_tasks.training.config import (
 )
 from interp_tasks.training.observers_and_clock import Observer
 from interp_tasks.training.run_provenance import run_provenance
-from interp_tasks.training.start_weights_and_teacher import copy_weights, freeze_untrained, source_record
+from interp_tasks.training.start_weights_and_freezing import copy_weights, freeze_untrained, source_record
 from interp_tasks.training.training_loop import StepProgress, TrainingLoop
 from tasks.base import Task
 from tasks.model_settings import ModelSettings, validation_error_line
