@@ -1,9 +1,13 @@
-"""Writes teachers whose attention is drawn by hand: models of the flagship's shape that were never trained.
+"""Writes teachers whose attention is set by hand: models with the flagship's layers and heads that were never trained.
 
-Run it as `python -P docs/scripts/drawn_attention.py FOLDER`; it writes the checkpoints FOLDER/row-column and
-FOLDER/shifted, which the recipe matrix-completion-7x7-drawn gives to students as `train.attention_from`. In every
-layer the first half of the heads attends evenly to the observed entries of a row, the second to those of a column: in
-`row-column` of the query's own, in `shifted` of those three further on.
+Run it as `python -P docs/scripts/drawn_attention.py FOLDER`; it writes checkpoints below FOLDER, which the recipe
+matrix-completion-7x7-drawn gives to students as `train.attention_from`:
+
+- row-column: in every layer half of the heads attend evenly to the observed entries of the query's own row, half to
+  those of its own column.
+- apart: every head attends to one entry, observed or not: in layers 0 and 2 to one of the query's own row, in layers 1
+  and 3 to one of its own column, each of the seven in a head of its own (the eighth head has the query itself again).
+- mean: every head has the mean of its patterns in the flagship's last checkpoint, whatever the input.
 """
 
 import sys
@@ -11,69 +15,90 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from circuits import cache
 from interp_tasks import load_checkpoint, save_checkpoint
+from tasks.matrix_completion import MatrixCompletion
 from tasks.matrix_completion.matrix_task_base import MASK_ID
 
-#: What sets an attended key apart from one of another row, or from a hidden one: e^14 times the weight.
+FLAGSHIP = "zoo:matrix-completion-7x7@post"
+N, LAYERS, HEADS = 7, 4, 8
+SIZE = N * N
+ENTRIES = torch.arange(SIZE)
+ROW, COLUMN = ENTRIES // N, ENTRIES % N
+#: What sets an attended key apart from any other: e^14 times the weight.
 LOGITS = 14.0
-#: Teacher -> how many rows and columns further on its heads look.
-SHIFTS = {"row-column": 0, "shifted": 3}
+#: Examples that mean patterns are of, the seed of their draw, and how many the written teachers are checked on.
+SAMPLES, SEED, CHECKED = 2048, 1, 64
 
 
-def attended(hidden: torch.Tensor, n: int, n_heads: int, shift: int) -> torch.Tensor:
-    """Returns the patterns [batch head query key] by their definition, NaN where no entry is observed there."""
-    entries = torch.arange(n * n)
-    row, column = entries // n, entries % n
-    same = [((of + shift) % n)[:, None] == of[None] for of in (row, column)]
-    maps = torch.stack([same[head >= n_heads // 2] for head in range(n_heads)]) & ~hidden[:, None, None]
-    return maps / maps.sum(-1, keepdim=True)
+def row_and_column() -> Tensor:
+    """Returns whether a key is in the query's row (first half of the heads) or column, [layer head query key]."""
+    same = [of[:, None] == of for of in (ROW, COLUMN)]
+    return torch.stack([same[head >= HEADS // 2] for head in range(HEADS)]).expand(LAYERS, -1, -1, -1)
+
+
+def single_entries() -> Tensor:
+    """Returns whether a key is the one entry that a head looks at, [layer head query key]."""
+    chosen = torch.zeros(LAYERS, HEADS, SIZE, SIZE, dtype=torch.bool)
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            along_row = layer % 2 == 0
+            row = ROW if along_row else (ROW + head) % N
+            column = (COLUMN + head) % N if along_row else COLUMN
+            chosen[layer, head, ENTRIES, row * N + column] = True
+    return chosen
 
 
 @torch.no_grad()
-def drawn(model: Any, n: int, shift: int) -> Any:
-    """Returns the model with these patterns; what its blocks add to the stream is 0, so that all layers read the same.
+def teacher(task: MatrixCompletion, scores: Tensor, observed_alone: bool) -> Any:
+    """Returns a model with attention scores [layer head query key], and `LOGITS` more at observed keys if asked for.
 
-    The stream has a 1 at the entry's row, one at its column, and one that says observed or hidden, so that LayerNorm
-    only scales it.
+    Its stream is a 1 at the entry's position and one that says observed or hidden, so that LayerNorm only scales it,
+    and its blocks add nothing to it. Query weights hold the scores.
     """
+    width = SIZE + 2
+    sizes = {"n_layers": LAYERS, "n_heads": HEADS, "d_model": width, "d_head": SIZE + 1, "n_ctx": SIZE}
+    model = task.build_model(settings=task.Model(**sizes))
     for parameter in model.parameters():
         parameter.zero_()
-    model.ln_final.w.fill_(1.0)
-    model.W_E[:, 2 * n] = 1.0
-    model.W_E[MASK_ID, 2 * n : 2 * n + 2] = torch.tensor([0.0, 1.0])
-    entries = torch.arange(n * n)
-    model.W_pos[entries, entries // n] = model.W_pos[entries, n + entries % n] = 1.0
-    # By LayerNorm's scale a 1 of the stream is this much above a 0.
-    share = 3 / model.cfg.d_model
-    unit = (share - share**2) ** -0.5
-    for block in model.blocks:
+    model.W_pos[ENTRIES, ENTRIES] = 1.0
+    model.W_E[:, SIZE] = 1.0
+    model.W_E[MASK_ID, SIZE:] = torch.tensor([0.0, 1.0])
+    # By LayerNorm's scale a 1 of the stream is `unit` above a 0, and a 0 is `share * unit` below 0: biases undo that.
+    share = 2 / width
+    unit = (share - share**2 + model.cfg.eps) ** -0.5
+    for block, of_layer in zip(model.blocks, scores * model.cfg.attn_scale, strict=True):
         block.ln1.w.fill_(1.0)
-        block.ln2.w.fill_(1.0)
-        scale = LOGITS * model.cfg.attn_scale
-        for head in range(model.cfg.n_heads):
-            first = n * (head >= model.cfg.n_heads // 2)
-            for place in range(n):
-                block.attn.W_K[head, first + place, place] = 1 / unit
-                block.attn.W_Q[head, first + (place - shift) % n, place] = scale / unit
-            # Every query asks for observed keys.
-            block.attn.W_K[head, 2 * n, n] = 1 / unit
-            block.attn.b_Q[head, n] = scale
+        block.attn.W_K[:, : SIZE + 1] = torch.eye(SIZE + 1) / unit
+        block.attn.b_K.fill_(share)
+        block.attn.W_Q[:, :SIZE, :SIZE] = of_layer / unit
+        block.attn.b_Q[:, :SIZE] = share * of_layer.sum(1)
+        block.attn.b_Q[:, SIZE] = LOGITS * model.cfg.attn_scale * observed_alone
     return model
 
 
 def main() -> None:
-    flagship = load_checkpoint("zoo:matrix-completion-7x7@post")
-    task, n = flagship.require_task(), 7
-    batch = task.sample(64)
-    for name, shift in SHIFTS.items():
-        folder = Path(sys.argv[1]) / name
-        model = drawn(flagship.model, n, shift)
-        save_checkpoint(folder, model, task)
-        by_definition = attended(batch.extras["hidden"], n, model.cfg.n_heads, shift)
-        patterns = cache(model, batch.tokens, "pattern")
-        furthest = max((found - by_definition).nan_to_num().abs().max().item() for found in patterns.values())
+    flagship = load_checkpoint(FLAGSHIP)
+    task = flagship.require_task()
+    assert isinstance(task, MatrixCompletion)
+    seen = cache(flagship.model, task.sample(SAMPLES, SEED, "train").tokens, "pattern")
+    mean = torch.stack([pattern.mean(0) for pattern in seen.values()])
+    batch = task.sample(CHECKED)
+    observed = ~batch.extras["hidden"][:, None, None, None]
+    # The scores of each teacher, and its patterns by definition [batch layer head query key], before they sum to 1.
+    teachers = {
+        "row-column": (LOGITS * row_and_column(), row_and_column() & observed),
+        "apart": (LOGITS * single_entries(), single_entries().expand(CHECKED, -1, -1, -1, -1)),
+        "mean": (mean.log(), mean.expand(CHECKED, -1, -1, -1, -1)),
+    }
+    for name, (scores, expected) in teachers.items():
+        model = teacher(task, scores, observed_alone=name == "row-column")
+        folder = save_checkpoint(Path(sys.argv[1]) / name, model, task)
+        found = torch.stack(list(cache(model, batch.tokens, "pattern").values()), dim=1)
+        # NaN where no entry of a row or column is observed.
+        furthest = (found - expected / expected.sum(-1, keepdim=True)).nan_to_num().abs().max()
         print(f"{folder}: at most {furthest:.1e} from the patterns by definition")
 
 
