@@ -180,7 +180,7 @@ def _parse_patch_source(
 def _make_replacement_from_cache(place: Place, source: Any, caller: str, at: Positions | None) -> FromTensors:
     """Returns a replacement by activations that the user has, taken from a cache by hook name."""
     # TransformerLens' ActivationCache has full hook names as its keys, as our own cache does.
-    names = list(source.keys())
+    names = list(map(str, source.keys()))
     if place.site.layer is not None or not place.site.kind.per_layer:
         hooks = [place.site.hook()]
     elif place.heads is not None and place.heads.heads is not None:
@@ -189,7 +189,7 @@ def _make_replacement_from_cache(place: Place, source: Any, caller: str, at: Pos
         hooks = [name for name in names if "hook_" in name and Site(name).name == place.site.name]
     missing = [name for name in hooks if name not in names] or ([] if hooks else [f"site {place.site}"])
     if missing:
-        raise CircuitsError(f"{caller}: the source has no {missing[0]}; it has {', '.join(map(str, names))}")
+        raise CircuitsError(f"{caller}: the source has no {missing[0]}; it has {', '.join(names)}")
     values = {name: parse_stored_activation(source[name], name, caller) for name in hooks}
     if place.site.name == "scores" and any(map(_is_pattern, values.values())):
         raise CircuitsError(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import json
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np  # noqa: F401 (calls name it)
 import pandas as pd
 import pytest
 import torch
 
 import circuits
-from circuits import ablate, circuit, intervene, lens, patch, patterns, run, sweep
+from circuits import ablate, circuit, fourier, patch, patterns, sweep
 from tests.circuits import kept
 from tests.circuits.conftest import BRIDGE, HOOKED, build  # noqa: F401 (calls name them)
 
@@ -39,54 +46,29 @@ def accuracy(output: Any) -> Any:
     return (output[:, -1].argmax(-1) == 3).float()
 
 
-def of_answers(output: Any) -> Any:
-    return output[torch.arange(8), -1, tokens[:, 0]]
+def suppressed(output: Any) -> Any:
+    return output.masked_fill(torch.arange(11) == 4, -torch.inf)
 
 
-def in_numpy(output: Any) -> Any:
-    return torch.as_tensor(output[:, -1, 3].numpy())
+def hooked(model: Any, name: str, change: Any) -> Any:
+    model.get_submodule(name).register_forward_hook(lambda module, inputs, output: change(output))
+    return model
 
 
-def suppressed(model: Any) -> None:
-    model.unembed.b_U.data[4] = -torch.inf
-    sweep(model, tokens, zero, metric=circuits.logit_difference(3, 4))
+def within(block: Any, call: Any) -> Any:
+    with block:
+        return call()
 
 
-def under_autocast(model: Any) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        lens(model, tokens)
+def written(**changes: Any) -> str:
+    given = {"format": 1, "kind": "edges", "graph": None, "members": [{"name": "0.1 -> 1.3.q"}]}
+    return json.dumps({**given, **changes})
 
 
-def whole_numbers(model: Any) -> None:
-    model.unembed.register_forward_hook(lambda module, inputs, output: output.long())
-    sweep(model, tokens, zero)
-
-
-def without_a_run(model: Any) -> None:
-    with intervene(model, ablate.zero("0.1")):
-        pass
-
-
-def hooked_stream(model: Any) -> None:
-    model.add_hook("blocks.0.hook_resid_post", lambda x, hook: x + 1)
-    lens(model, tokens)
-
-
-def calling_hook(model: Any) -> None:
-    model.register_forward_hook(lambda module, inputs, output: model.forward(other))
-    circuits.cache(model, tokens, "z.0")
-
-
-def hook_before_a_receiver(model: Any) -> None:
-    split = build(family=HOOKED, use_split_qkv_input=True)
-    split.add_hook("blocks.1.hook_q_input", lambda x, hook: x.tanh())
-    run(split, tokens, patch.path("0.1", ("q", "1.0"), other))
-
-
-def circuit_in_a_block(model: Any) -> None:
-    with intervene(model, ablate.zero("0.1")):
-        model(tokens)
-        circuit.evaluate(model, chain, tokens, other, logit)
+def in_a_file(text: str) -> Path:
+    path = Path(tempfile.mkdtemp()) / "given.csv"
+    path.write_text(text)
+    return path
 
 
 def follow(model: Any, **changes: Any) -> Any:
@@ -94,44 +76,13 @@ def follow(model: Any, **changes: Any) -> Any:
     return patterns.follow(model, tokens, other, **(usual | changes))
 
 
-def grouped() -> Any:
-    return build(family=HOOKED, n_key_value_heads=2)
-
-
-def rotary() -> Any:
-    return build(family=HOOKED, positional_embedding_type="rotary", rotary_dim=4)
-
-
-def experts() -> Any:
-    return build(family=HOOKED, num_experts=2, experts_per_token=1, gated_mlp=True)
-
-
-def run_with(model: Any, splices: Any) -> Any:
-    with circuits.splice(model, splices):
-        return run(model, tokens)
-
-
-def twice_spliced(model: Any) -> None:
-    with circuits.splice(model, {"resid_post.0": SAE}):
-        run_with(model, {"resid_post.0": SAE})
-
-
-def path_in_a_splice(model: Any) -> None:
-    with circuits.splice(model, {"resid_post.0": SAE}):
-        run(model, tokens, patch.path("0.1", "1.0", other))
-
-
-def path_in_a_path(model: Any) -> None:
-    with intervene(model, patch.path("0.1", "1.0", other)):
-        run(model, tokens, patch.path("0.0", "1.1", other))
-
-
-def without_blocks(model: Any) -> Any:
-    del model.blocks
-    return model
-
-
+grouped = functools.partial(build, family=HOOKED, n_key_value_heads=2)
+split = functools.partial(build, family=HOOKED, use_split_qkv_input=True)
+bidirectional = functools.partial(build, family=HOOKED, attention_dir="bidirectional")
+Compiled = type("OptimizedModule", (torch.nn.Module,), {})  # by its name
 SAE = (lambda x: x[..., :12], lambda f: torch.nn.functional.pad(f, (0, 4)))
+
+NAMES = {name: getattr(circuits, name) for name in circuits.__all__} | globals()
 
 #: One call a line; m is a model. What each says is kept, whole.
 REFUSALS = """
@@ -141,20 +92,16 @@ run(torch.nn.Linear(2, 2), tokens)
 run(build(family=HOOKED, gated_mlp=True, act_fn="solu_ln"), tokens)
 run(build(family=HOOKED, clip_qkv=1.0), tokens)
 run(build(family=HOOKED, use_attention_sinks=True), tokens)
-run(experts(), tokens)
+run(build(family=HOOKED, num_experts=2, experts_per_token=1, gated_mlp=True), tokens)
 run(m.to("meta"), tokens)
 # Heads, sites and positions.
-heads("head 3", m)
 heads("2.0", m)
-heads([], m)
 run(grouped(), tokens, edit("v", double, heads="0.1"))
 edit("attn_out.0", double, heads="0.1")
 edit("resid_middle", double)
 run(m, tokens, edit("z.2", double))
 run(build(attn_only=True), tokens, edit("mlp_out", double))
 ablate.zero("0.1", queries=1)
-ablate.zero("0.1", positions=1.5)
-run(m, tokens, ablate.zero("0.1", positions=9))
 ablate.zero("0.1", positions=hidden[0].int())
 run(m, tokens[:4], ablate.uniform("all", positions=hidden))
 ablate.zero("0.1", positions=slice(0, 4, 2))
@@ -174,10 +121,9 @@ run(m, {"input_ids": tokens, "position_ids": tokens})
 run(build(family=HOOKED, attention_dir="bidirectional"), [[1, 2], [3]])
 # Interventions.
 run(m, tokens, [ablate.zero("0.1")])
-edit("z", 2)
 run(m, tokens, edit("z.0", lambda z: z.sum(-1)))
 run(m, tokens, edit(RESULT, double))
-without_a_run(m)
+within(intervene(m, ablate.zero("0.1")), lambda: None)
 run(m, tokens, ablate.uniform("all", keys=[2, 3]))
 ablate.neurons(0, 3, how="mean")
 run(m, tokens, ablate.neurons(0, 24))
@@ -190,13 +136,12 @@ run(m, tokens, patch.path("1.0", "0.1", other))
 run(grouped(), tokens, patch.path("0.1", "1.2", other))
 patch.path("pattern", "1.0", other)
 run(m, tokens, patch.path("0.1", "1.0", other), patch.path("0.1", ("k", "1.0"), other))
-hook_before_a_receiver(m)
+run(hooked(split(), "blocks.1.hook_q_input", torch.tanh), tokens, patch.path("0.1", ("q", "1.0"), other))
 ablate.frequencies("z", [3], [0, 1], 5, grid=square)
 ablate.frequencies("z", [1], [0, 1], 5, grid=square[1:])
 ablate.classes("z", [0, 1], square[[0, 0]])
 ablate.classes("z", [0, 1], prompts(m, [[1, 2, 3], [4]]))
 permute.positions([1, 2, 3])
-transplant.weights(m, "attention")
 run(m, tokens, transplant.weights(build(family=HOOKED, n_layers=1), "q"))
 run(m, tokens, transplant.weights(build(family=HOOKED, d_mlp=32), "mlp"))
 patch.activations("z.0", {HOOK_Z: cache(m, other, "z.0")[HOOK_Z].tolist()})
@@ -205,20 +150,18 @@ run(m, tokens, circuit.edges(["0.9 -> 1.3.q"]).keep(other))
 circuit.edges(["0.1 -> mlp2"], m)
 circuit.full(m) - circuit.edges(["0.1 -> 1.k0.v"])
 circuit.edges(["0.1 -> mlp0"], build(attn_only=True))
-circuit.edges(["pos_embed -> mlp0"], rotary())
+circuit.edges(["pos_embed -> mlp0"], build(family=HOOKED, positional_embedding_type="rotary", rotary_dim=4))
 run(m, tokens, circuit.edges(["0.0 -> 1.0.q @ 6"]).keep(other))
 run(m, tokens, chain)
 sweep(m, tokens, {"it": [chain.keep(other), chain]})
 chain.keep()
 chain.keep(other, how="zero")
-chain.keep(other, how="noise")
 chain.keep({"blocks.0.hook_resid_pre": other / 1})
 circuit.evaluate(m, {}, tokens, other, logit)
 circuit.evaluate(m, {"a": ["0.1"]}, tokens, other, logit)
 circuit.evaluate(m, {1: chain, "1": chain}, tokens, other, logit)
-circuit.evaluate(m, chain, tokens, other, logit, random=-1)
 circuit.evaluate(m, chain, tokens, tokens[:3], logit)
-circuit_in_a_block(m)
+within(intervene(m, edit("z", double)), lambda: (m(tokens), circuit.evaluate(m, chain, tokens, other, logit)))
 circuit.curve(m, {}, tokens, other, logit)
 circuit.curve(m, {"a": chain}, tokens, other, logit)
 circuit.curve(m, ["0.1 -> output", "0.1"], tokens, other, logit)
@@ -227,14 +170,12 @@ circuit.curve(m, ["0.1"], tokens, other, logit, sizes=[1.5])
 circuit.smallest(m, ["0.1"], tokens, other, logit, 90)
 circuit.smallest(m, ["0.1"], tokens, other, logit, "0.9")
 # Sweeps.
-sweep(m, tokens, [ablate.zero("0.1")])
 sweep(m, tokens, {"9.9": ablate.zero("9.9")})
-sweep(m, tokens, zero, metric="accuracy")
 sweep(m, tokens, zero, metric=lambda x: logit(x).mean())
 sweep(m, tokens, zero, metric=logit, positions=[0])
-sweep(m, tokens, zero, metric=of_answers, batch_size=1)
+sweep(m, tokens, zero, lambda x: x[torch.arange(8), -1, tokens[:, 0]], batch_size=1)
 sweep(m, tokens, zero, metric=lambda x, y: x, batch=other[:4])
-whole_numbers(m)
+sweep(hooked(m, "unembed", torch.Tensor.long), tokens, zero)
 sweep(m, tokens, zero, batch_size=0)
 sweep(m, tokens, zero).plot("loss")
 logit_difference(1, 0, position=6)(m(tokens))
@@ -250,14 +191,11 @@ sweep(m, tokens, zero, lambda x: (torch.ones(8), torch.arange(8) > 1))
 # Other verbs.
 patch.attribution(m, tokens, other[:, :5], metric=logit)
 patch.attribution(m, tokens, other, metric=accuracy)
-patch.attribution(m, tokens, other, metric=in_numpy)
+patch.attribution(m, tokens, other, metric=lambda x: torch.as_tensor(x[:, -1, 3].numpy()))
 patch.attribution(m, tokens, other, logit, draws=0)
-suppressed(m)
-under_autocast(m)
-patch.edges(m, tokens, other, metric=logit, steps=-1)
+sweep(hooked(m, "unembed", suppressed), tokens, zero, metric=logit_difference(3, 4))
+within(torch.autocast("cpu", dtype=torch.bfloat16), lambda: lens(m, tokens))
 patch.screen(m, tokens, other, metric=logit, sites="z", by="neuron")
-patch.edges(m, tokens, other, logit, method="grad")
-patch.edges(m, tokens, other, logit, exact="verified")
 patch.edges(m, tokens, other, lambda x: (0 * logit(x)).sqrt())
 patch.edges(m, tokens, other, spans={"a": [5], "b": [-1]})
 patch.edges(m, tokens, other, spans={})
@@ -267,11 +205,11 @@ sweep(m, tokens, ablate.zero("0.1"), lambda x, y: x)
 patch.edges(m, uneven, uneven, logit, spans={"noun": [1, 2]})
 check(m, "x")
 run(m, tokens, edit("z.0", lambda z: m(tokens) and z))
-calling_hook(m)
-calling_hook(build(family=BRIDGE))
+cache(hooked(m, "", lambda x: m.forward(other)), tokens, "z.0")
+cache(hooked(bridge := build(family=BRIDGE), "", lambda x: bridge.forward(other)), tokens, "z.0")
 lens(m, tokens, batch=[1])
 lens(m, tokens, positions=hidden)
-hooked_stream(m)
+lens(hooked(m, "blocks.0.hook_resid_post", double), tokens)
 fourier.spectrum([1.0, 2.0, float("nan")])
 fourier.spectrum(torch.randn(4, 3), axis=2)
 fourier.spectrum(torch.randn(24, 3), (5, 5))
@@ -279,7 +217,6 @@ fourier.key_frequencies(fourier.spectrum(torch.randn(9)), number=-1)
 fourier.Grid({"row": 0})
 fourier.Grid.of_inputs(square[1:], {1: 0, 2: 1}, values=5)
 fourier.components(fourier.Grid({"a": 4, "b": 5}), [1])
-fourier.key_frequencies(fourier.spectrum(torch.randn(9)), "largest")
 fourier.clusters(fourier.spectrum(torch.randn(9, 2)), 85)
 fourier.ModularSum(digits, (1,), 5)
 fourier.ModularSum(digits + 0.3, (1, 1), 5)
@@ -306,9 +243,7 @@ ablate.mean("0.1", other, "batch,pos", reference_positions=hidden)
 ablate.mean("pattern.0", other, "batch,pos")
 run(m, tokens, ablate.mean("0.1", prompts(m, [[1, 2, 3], [4]]), "batch,pos", reference_positions=[2]))
 run(m, prompts(m, [[1, 2, 3], [4]]), ablate.mean("0.1", other[:, :2]))
-ablate.mean("0.1", other, "examples")
 ablate.all_but("0.k1", "zero")
-ablate.neurons("0", 3)
 ablate.neurons(0, None)
 ablate.neurons(0, 3, reference=other)
 ablate.features("resid_post.0", None)
@@ -316,36 +251,27 @@ ablate.frequencies("z", [1], [0, 1], 1, grid=square)
 ablate.frequencies("z", [1], None, 5, grid=square)
 ablate.frequencies("z", [1], hidden, 5, grid=square)
 ablate.frequencies("z", [1], [0, 9], 5, grid=square)
-ablate.frequencies("z", [1], [0, 1], 5, grid=square, directions="some")
 run(m, tokens, ablate.frequencies("resid_post.0", [1], [0, 1], 5, grid=square))
 run(m, prompts(m, [[1, 2, 10], [4]]), ablate.frequencies("resid_post.0", [1], [0, 1], 5, grid=square))
 ablate.classes("z", [0.5, 1], square[:2])
 ablate.uniform("all", keys=hidden)
 ablate.zero(True)
 ablate.zero({})
-ablate.noise("0.1", -1.0)
 ablate.noise("0.1", float("nan"))
-ablate.resample("0.1", other, seed=-1)
 run(m, tokens, edit("z.0", double, heads="1.0"))
 edit("resid_post", double, neurons=[1])
 edit("z", double, features=[1])
-run(m, tokens, edit("mlp_post.0", double, neurons=[-1]))
 run(m, tokens, edit("blocks.0.hook_resid_middle", double))
 run(m, tokens, edit("hook_z", double))
 run(m, tokens, ablate.zero("0.k1"))
-heads(0.5, m)
 heads("0.9", m)
 heads("3-1", m)
-Site(3)
 Site("blocks.0.attn.hook_z", 1)
 Site("embed", 0)
-Site("z", -1)
 cache(m, tokens, None)
 cache(m, tokens, RESULT)
 grid(ablate.uniform, {})
 draws(lambda seed: ablate.zero("0.1"), 0)
-draws(lambda seed: ablate.zero("0.1"), 2, seed="a")
-permute.within(4, 0)
 permute.within((2, 3), 2)
 permute.slices((2, 0), 0)
 patch.activations("z", other, "0.1", [1, 2], source_positions=[1])
@@ -357,7 +283,6 @@ patch.path("0.1", [], other)
 patch.path(0, "1.0", other)
 patch.path("0.1", "resid_post", other)
 patch.path("0.1", "z.1", other)
-patch.path("0.1", "1.0", other, "heads")
 run(m, tokens, patch.path("0.0", "1.0", other), patch.path("0.1", "1.1", other, "mlps"))
 run(m, tokens, patch.path("0.1", "1.0", other, positions=[1]), patch.path("0.1", "1.0", other, positions=[-2]))
 patch.attribution(m, tokens, other, lambda x: {"a": logit(x), 1: logit(x), "1": logit(x)})
@@ -366,22 +291,13 @@ patch.attribution(m, tokens, other, logit, "embedding")
 patch.attribution(m, tokens, other, logit, "result.0")
 patch.attribution(m, tokens, other, logit, seed=True)
 patch.screen(m, tokens, other, lambda x: {"a": logit(x), "b": logit(x)}).top(2)
-patch.screen(m, tokens, other, logit).top(-1)
 patch.screen(m, tokens, other, logit, exact=1).top(9, by="effect")
 patch.screen(m, tokens, other, logit, exact=0).plot()
-patch.screen(m, tokens, other, logit).top(2, by="size")
-patch.screen(m, tokens, other, logit).top(2, "c")
 patch.screen(m, tokens, other, logit, "mlp_post", by="neuron", exact=1).ranking()
-patch.screen(m, tokens, other, logit, by="head")
-patch.screen(m, tokens, other, logit, rank="largest")
 patch.edges(m, tokens, None, logit)
 patch.edges(m, tokens, other, logit, how="zero")
-patch.edges(m, tokens, other, spans=[1])
 transplant.weights(m, [])
-transplant.weights(3, "q")
-transplant.weights(m, "q", 5)
-transplant.weights(m, "q", [])
-circuit.edges(3)
+patch.activations("mlp_post", {1: 0})
 circuit.nodes(["0.1 @"], m)
 circuit.nodes(["output"], m)
 circuit.edges(["0.1 -> 0.1.q"], m)
@@ -396,8 +312,6 @@ SweepResult.concat(sweep(m, tokens, zero))
 circuit.edges("0.1 -> 1.3.q", m) | circuit.nodes("0.1", m)
 circuit.edges("0.1 -> 1.3.q", m) | 3
 ~circuit.nodes("0.1")
-circuit.full(m, "paths")
-circuit.evaluate(m, chain, tokens, other, logit, subsets=-1)
 circuit.read("nowhere.json")
 SweepResult.concat([sweep(m, tokens, zero), sweep(m, tokens, zero)])
 chain.write("nowhere/circuit.json")
@@ -412,25 +326,18 @@ sweep(m, tokens, zero).of_metric("loss")
 sweep(m, tokens, {})
 sweep(m, tokens, {"a": []})
 sweep(m, tokens, {"a": 3})
-sweep(m, tokens, zero, engine="fast")
 sweep(m, tokens, zero, logit_difference(1, 2), batch=[1] * 8)
 sweep(m, tokens, zero, lambda x: (logit(x), -torch.ones(8)))
-sweep(m, tokens, zero, lambda x: ["a"] * 8)
 sweep(m, tokens, zero, lambda x: logit(x) * 1j)
 sweep(m, tokens, zero, lambda x: {"kl": logit(x), "": 3})
 sweep(m, tokens, zero, metric={})
 sweep(m, tokens, zero, lambda x, runs=[]: runs.append(1) or dict.fromkeys("ab"[: len(runs)], logit(x)))
-sweep(m, tokens, zero, logit, positions=[7])
-sweep(m, tokens, zero, draws=1.5)
-sweep(m, tokens, zero, batch=3)
 sweep(m, tokens, zero, lambda x, y: x, batch=tokens[0, 0])
 sweep(m, tokens, {"a": edit("resid_post.1", lambda x: x / 0)}, logit)
 compare([(m(tokens), {})])
 compare([(m(tokens), {"a": m(tokens).detach().numpy()})])
 compare([(m(tokens), {"a": m(tokens)}), (m(tokens), {"b": m(tokens)})])
-logit_difference(0.5, 1)
 logit_difference([], 1)
-logit_difference(1, 2, position="last")
 logit_difference(1, 99)(m(tokens))
 logit_difference(1, 2)(m(tokens)[:, 0])
 logit_difference("a", "b")(m(tokens))
@@ -442,7 +349,6 @@ run(m, [[0.5, 1.5]])
 run(m, [["a", 1]])
 run(m, torch.ones(2, 2, dtype=torch.bool))
 run(build(family=BRIDGE), torch.rand(2, 3, 5))
-prompts(m, tokens, "middle")
 sweep(m, prompts(m, [[1, 2, 3], [4, 5]]), ablate.zero("0.1"), logit, positions=slice(-2, None))
 prompts(m, {"input_ids": tokens, "attention_mask": tokens[:2] > 20})
 prompts(m, {"tokens": tokens})
@@ -456,38 +362,31 @@ run(m, prompts(m, uneven)[[]])
 lens(m, tokens, metric=accuracy)
 lens(m, tokens, {"a": logit, "b": logit})
 lens(m, tokens, logit, logit)
-lens(m, tokens, positions=[7])
 lens(m, tokens).without("0.9")
-lens(m, tokens.to_sparse())
-check(3)
 check(build(family=HOOKED, positional_embedding_type="relative_positional_bias"))
 run(m, tokens, edit("z", lambda x, hook: x))
-run_with(m, {})
-run_with(m, {"resid_post": SAE})
-run_with(m, {"resid_post.0": 3})
-run_with(m, {"pattern.0": SAE})
-run_with(m, {"resid_post.0": SAE, "blocks.0.hook_resid_post": SAE})
-run_with(m, {"resid_post.0": (lambda x: x[0], lambda f: f)})
-run_with(m, {"resid_post.0": (lambda x: x @ tokens, lambda f: f)})
-twice_spliced(m)
+within(splice(m, {}), lambda: run(m, tokens))
+within(splice(m, {"resid_post": SAE}), lambda: run(m, tokens))
+within(splice(m, {"resid_post.0": 3}), lambda: run(m, tokens))
+within(splice(m, {"pattern.0": SAE}), lambda: run(m, tokens))
+within(splice(m, {"resid_post.0": SAE, "blocks.0.hook_resid_post": SAE}), lambda: run(m, tokens))
+within(splice(m, {"resid_post.0": (lambda x: x[0], lambda f: f)}), lambda: run(m, tokens))
+within(splice(m, {"resid_post.0": (lambda x: x @ tokens, lambda f: f)}), lambda: run(m, tokens))
+within(splice(m, {"resid_post.0": SAE}), splice(m, {"resid_post.0": SAE}).__enter__)
 [block.__enter__() for block in 2 * [intervene(m)]]
-path_in_a_splice(m)
-path_in_a_path(m)
+within(splice(m, {"resid_post.0": SAE}), lambda: run(m, tokens, patch.path("0.1", "1.0", other)))
+within(intervene(m, patch.path("0.1", "1.0", other)), lambda: run(m, tokens, patch.path("0.0", "1.1", other)))
 patterns.attention(build(1, family=HOOKED), patterns.record(m, tokens))
 patterns.classify(patterns.scores(m, tokens, {"own": patterns.identity(6)}), 2)
 patterns.classify(patterns.scores(m, tokens, {"own": patterns.identity(6)}), unless={"own": "first"})
 patterns.classify(patterns.scores(m, tokens, {"other": patterns.identity(6)}))
-patterns.classify(patterns.scores(m, tokens, {"own": patterns.identity(6)}), among=["0.1"])
-patterns.classify(table)
 patterns.attention(m, tokens).of("0.1")
 patterns.scores(m, tokens, {"own": patterns.identity(6)}).plot("mass")
 patterns.scores(m, tokens, {"own": patterns.identity(5)})
 patterns.movement(m, tokens, other[:3])
 patterns.movement(m, prompts(m, [[1, 2, 3], [4, 5]]), prompts(m, [[1, 2], [4, 5, 6]]))
 patterns.constant(4, None)
-patterns.previous(3, by=-1)
 patterns.marked(tokens)
-patterns.row(2.5, 3)
 follow(m, before=0 * tokens[:, 0] - 1)
 probe.linear(m, tokens, {})
 probe.linear(m, tokens, {"a": tokens[:, 0] / 1}, kind={"b": "regression"})
@@ -500,19 +399,12 @@ probe.linear(m, tokens, tokens[:, 0] / 1, splits={"all": hidden})
 probe.linear(m, tokens, tokens[:, 0] / 1, splits={"a": tokens})
 probe.linear(m, tokens, tokens[:, 0] / 1, positions=tokens > 20)
 probe.linear(m, tokens, tokens[:, 0] / 1, untrained=build(family=HOOKED, n_layers=1))
-probe.linear(m, tokens, tokens[:, 0] / 1, kind="ranking")
-probe.linear(m, tokens, tokens[:, 0] / 1, ridge=[0.1, 1])
 fourier.basis(0)
-fourier.key_frequencies(torch.randn(9, 3))
 fourier.spectrum(torch.randn(1, 3)).bands()
 fourier.spectrum(torch.randn(9, 3)).plot([7])
 fourier.clusters(fourier.spectrum(torch.randn(9)))
 fourier.clusters(fourier.spectrum(torch.randn(9, 3)), 0.1).neurons(9)
-fourier.clusters(fourier.spectrum(torch.randn(9, 3)), True)
 fourier.Grid.of_inputs(square, {"a": 0, "b": 7}, values=5)
-fourier.Grid.of_inputs(square, [0, 1], values=5)
-fourier.Grid.of_inputs(["a", "b"], {"a": 0}, values=5)
-fourier.Grid.of_inputs(square, {"a": 0, "b": 1}, values=-5)
 fourier.Grid.of_inputs(square, {"a": 0, "b": 1}, values=[[2**70], [1]])
 fourier.Grid.of_inputs(square, {"a": 0, "b": 1}, values=[[0.5, 1], "ab"])
 fourier.Grid.of_inputs(square, {"a": 0, "b": float("nan")}, values=5)
@@ -534,34 +426,179 @@ plots.attention(torch.randn(3))
 plots.attention(torch.ones(5, 3))
 plots.spectrum([1.0])
 plots.save(plots.curve({"a": [1, 2]}), "curve.gif")
-# A batch size, a seed and a number of draws, of every verb.
-lens(m, tokens, batch_size=0)
-patch.attribution(m, tokens, other, logit, batch_size=True)
-patch.screen(m, tokens, other, logit, batch_size=1.5)
-patch.edges(m, tokens, other, logit, batch_size=-3)
-circuit.evaluate(m, chain, tokens, other, logit, batch_size=0)
-circuit.curve(m, ["0.1"], tokens, other, logit, batch_size="all")
-patterns.record(m, tokens, batch_size=0)
-patterns.scores(m, tokens, {"own": patterns.identity(6)}, batch_size=0)
-probe.linear(m, tokens, tokens[:, 0] / 1, batch_size=0)
-circuit.evaluate(m, chain, tokens, other, logit, seed=-1)
 circuit.curve(m, ["0.1"], tokens, other, logit, draws=0)
 circuit.curve(m, 2 * [patch.screen(m, tokens, other, logit)], tokens, other, logit)
-patterns.scores(m, tokens, {"own": patterns.identity(6)}, seed=0.5)
-patterns.movement(m, tokens, other, draws=0)
-follow(m, seed="a")
-probe.linear(m, tokens, tokens[:, 0] / 1, draws=-1)
-compare([(m(tokens), {"a": m(tokens)})], logit, seed=-2)
-run(without_blocks(m), tokens)
+delattr(m, "blocks") or run(m, tokens)
 run(build(family=BRIDGE), tokens, edit("blocks.0.ln1.hook_normalized", double))
+circuit.nodes([0.1])
+circuit.edges([3])
+fourier.spectrum(np.ma.array([1.0, 2.0], mask=[0, 1]))
+fourier.spectrum(np.array([1.0, 2.0], dtype=np.longdouble))
+ablate.zero("0.1", positions=slice(0.5, 2))
+ablate.zero("0.1", positions=hidden[None])
+ablate.zero("0.1", positions=tokens > 20)
+ablate.zero("0.1", positions=[])
+run(m, tokens, ablate.mean("0.1", other, "batch,pos", reference_positions=slice(9, None)))
+run(m, tokens, patch.activations("z", cache(m, other, "z.0")))
+patch.edges(m, tokens, other[:, :5], logit, how="mean")
+patch.edges(m, uneven, [[1, 2], [4]], logit_difference(3, 1), how="mean")
+patch.attribution(m, prompts(m, [[4, 5], [1, 2, 3]]), [[1, 2]], logit)
+Site("features.z.0")
+run(Compiled(), tokens)
+m.add_module("part", Compiled()) or run(m, tokens)
+run(m, tokens, transplant.weights(build(family=HOOKED, n_layers=3), "q", 2))
+variance.partition(torch.randn(25, 4), {"a": digits[:, 0], "b": digits[:, 0]})
+[block.__enter__() for block in 2 * [splice(m, {"resid_post.0": SAE})]]
+circuit.evaluate(hooked(m, "", lambda x: (x,)), chain, tokens, other, logit)
+sweep(hooked(m, "", lambda x: (x,)), tokens, zero)
+sweep(hooked(m, "", lambda x: x[:, -1:]), tokens, zero, positions=[0])
+circuit.evaluate(m, chain, tokens, other, lambda x: logit(x) / 0)
+circuit.evaluate(m, chain, tokens, other, lambda x, runs=[]: runs.append(1) or logit(x) / (len(runs) < 2))
+circuit.evaluate(m, {"a": circuit.full(build(family=HOOKED, n_layers=3))}, tokens, other, logit)
+circuit.evaluate(m, circuit.edges(["0.9 -> 1.3.q"]), tokens, other, logit)
+logit_difference(1, 2)(m(tokens), 3)
+patterns.classify(patterns.scores(m, tokens, {"own": patterns.identity(6)}), among={"own": "one"})
+probe.linear(m, tokens, tokens[:, 0] / 1, RESULT)
+probe.linear(m, tokens, {1: tokens, "1": tokens})
+probe.linear(m, tokens, tokens[:, 0] / 1, splits={1: hidden, "1": hidden})
+sweep(m, tokens, {1: ablate.zero("0.1"), "1": ablate.zero("0.1")})
+SweepResult.concat(dict.fromkeys([1, "1"], sweep(m, tokens, zero)))
+patterns.scores(m, tokens, {"a": hidden.to_sparse()})
+patterns.scores(m, tokens, {"a": lambda rows: hidden.to_sparse()})
+transplant.weights({"blocks.0.attn.W_Q": tokens.to_sparse()}, "q")
+chain.keep({HOOK_Z: other.to_sparse()})
+run(m, tokens, edit("z.0", torch.Tensor.to_sparse))
+run(bidirectional(), tokens[:2], ablate.mean("0.1", uneven))
+run(bidirectional(), tokens[:2], ablate.resample("0.1", uneven))
+probe.linear(bidirectional(), uneven, [0.5, 1])
+sweep(bidirectional(), uneven, zero)
+patch.screen(m, tokens, other, logit, "mlp_post", by="neuron").top(2)
+fourier.components(fourier.Grid({"a": 5}), [3])
+fourier.ModularSum(digits, (1, 1), 5).cosines(torch.randn(25, 5)).fitted([9])
+fourier.ModularSum(digits, (1, 1), 5).waves(9)
+fourier.ModularSum("ab", (1, 1), 5)
+fourier.Grid({"a": 5}).arrange(torch.eye(5).to_sparse())
+read_prompts(m, in_a_file(""))
+read_prompts(m, in_a_file("clean,corrupted,answer,wrong\\na,b,c,d,e"))
+sweep(m, tokens, zero, {"a": logit_difference})
+patch.attribution(build(family=HOOKED, d_vocab_out=1), tokens, other)
+probe.linear(m, tokens, tokens[:, 0] / 1, test=torch.tensor([9]))
+patterns.scores(m, tokens, {"a": lambda rows: "x"})
+sweep(m, tokens, zero, lambda x: (torch.zeros(8) / 0, torch.ones(8)))
+circuit.read(in_a_file("{"))
+circuit.read(in_a_file("[]"))
+circuit.read(in_a_file(written(kind="heads")))
+circuit.read(in_a_file(written(format=2)))
+circuit.read(in_a_file(written(members=["0.1 -> 1.3.q"])))
+circuit.read(in_a_file(written(members=[{"effect": 1.0}])))
+circuit.read(in_a_file(written(members=[{"name": "0.1 -> mlp1"}, {"name": "L0H1 -> mlp1"}])))
+circuit.read(in_a_file(written(members=[{"name": "0.1 -> mlp1", "efect": 1}])))
+circuit.read(in_a_file(written(graph={"layers": 2})))
+circuit.read(in_a_file(written(graph={"n_layers": 1, "n_heads": 4, "key_heads": 4})))
 """
 
 
 @pytest.mark.parametrize("call", kept.lines(REFUSALS), ids=map(str, range(999)))
 def test_a_wrong_call_is_refused_in_one_line_that_names_what_is_wrong(call, request):
-    verbs = {name: getattr(circuits, name) for name in circuits.__all__}
-    known = {**verbs, **globals(), "m": build(family=HOOKED)}
+    known = NAMES | {"m": build(family=HOOKED)}
     found = kept.check("refusals", call, known, request.config.getoption("keep"))
     assert isinstance(found, str), found
     assert found.startswith("refused: ")
     assert "\n" not in found
+
+
+#: Right calls. Each argument that they name is exchanged for what it cannot be.
+RIGHT = """
+run(m, tokens, ablate.uniform(heads="0.1", keys=[0], positions=[1]), ablate.zero(what="0.1", positions=[1]))
+run(m, tokens, ablate.mean_pattern(heads="0.1", reference=other, of="edited", positions=[1]))
+run(m, tokens, ablate.mean(what="0.1", reference=other, over="batch,pos", reference_positions=[0], positions=[1]))
+run(m, tokens, ablate.resample(what="0.1", source=other, seed=1), ablate.noise(what="0.1", scale=1, seed=1))
+run(m, tokens, ablate.all_but(heads="0.1", how="mean", reference=other, positions=[1]))
+run(m, tokens, ablate.neurons(layer=0, neurons=[1], how="mean", reference=other, positions=[1]))
+run(m, tokens, ablate.neurons(0, [1], how="resample", source=other, seed=1))
+run(m, square, ablate.frequencies("z", [1], coords=[0, 1], period=5, grid=square, directions="sum"))
+run(m, square, ablate.classes(site="z", classes=square[:, 0], examples=square, heads="0.1", positions=[1]))
+run(m, tokens, edit(site="z", fn=double, heads="0.1", positions=[1]), edit("mlp_post", double, neurons=[1]))
+run(m, tokens, patch.activations(site="z", source=other, heads="0.1", positions=[1], source_positions=[1]))
+run(m, tokens, patch.activations(site="mlp_post", source=other, neurons=[1]))
+run(m, tokens, patch.path(sender="0.1", receiver="1.1", source=other, through="mlps"))
+run(m, tokens, patch.path("0.1", "1.1", other, positions=[1], source_positions=[1]))
+run(m, tokens, transplant.weights(source=m, components="q", layers=[0]), permute.positions(permutation_or_seed=3))
+run(m, tokens, permute.slices(shape=(2, 3), axis=0, seed=1), permute.within(shape=(2, 3), axis=0, seed=1))
+draws(make=lambda seed: ablate.zero("0.1"), count=2, seed=1), permute.draws(count=2, seed=1)
+grid(make=ablate.zero, axes={"what": ["0.1"]}), circuit.full(model=m, kind="nodes")
+run(m, tokens, circuit.nodes(names="0.1", model=m).keep(source=other, how="mean"))
+run(m, tokens, circuit.edges(names="0.1 -> 1.1.q", model=m).cut(source=other, how="resample"))
+circuit.evaluate(model=m, circuits=chain, base=tokens, source=other, metric=logit, random=1, subsets=0, flips=2)
+circuit.evaluate(m, chain, tokens, other, logit, batch=None, how="mean", batch_size=9, random=0, seed=1, draws=2)
+circuit.curve(model=m, rankings=["0.1"], base=tokens, source=other, metric=logit, batch=None, how="mean")
+circuit.curve(m, ["0.1"], tokens, other, logit, batch_size=9, seed=1, draws=2)
+circuit.prune(model=m, ranking=["0.1"], base=tokens, source=other, metric=logit, batch=None, how="mean")
+circuit.smallest(model=m, ranking=["0.1"], base=tokens, source=other, metric=logit, batch=None, how="mean")
+run(model=m, tokens=tokens, cache="z"), cache(model=m, tokens=tokens, sites="z")
+prompts(model=m, given=tokens, side="left"), heads(spec="0.1", model=m)
+sweep(model=m, tokens=tokens, variants=zero, metric=logit, batch=None, engine="naive", batch_size=9)
+sweep(m, tokens, zero, positions=[1], seed=1, draws=2, flips=2)
+compare(parts=[(m(tokens), {"a": m(tokens)})], metric=logit, batch=None, seed=1, draws=2, flips=2)
+logit_difference(right=1, wrong=2, position=-1)(m(tokens), tokens, m)
+lens(model=m, tokens=tokens, metric=logit, batch=None, batch_size=9), lens(m, tokens, positions=[1])
+patch.attribution(model=m, base=tokens, source=other, metric=logit, site="z", batch=None)
+patch.attribution(m, tokens, other, logit, batch_size=9, seed=1, draws=2, flips=2)
+patch.screen(model=m, base=tokens, source=other, metric=logit, sites="z", batch=None, by="component")
+patch.screen(m, tokens, other, logit, method="gradient", steps=1, exact=0, rank="mean", batch_size=9, seed=1)
+patch.edges(model=m, base=tokens, source=other, metric=logit, batch=None, how="mean", spans={"a": [1]})
+patch.edges(m, tokens, other, logit, method="gradient", steps=1, exact=0, rank="mean", batch_size=9, draws=2)
+patterns.attention(model=m, tokens=tokens, positions=[1], batch_size=9), patterns.record(m, tokens, batch_size=9)
+patterns.scores(model=m, tokens=tokens, templates={"own": patterns.identity(6)}, batch=None)
+patterns.scores(m, tokens, {"own": patterns.identity(6)}, positions=[1], seed=1, draws=2, batch_size=9)
+patterns.classify(scores=scored, threshold=0.5, unless={}, among={})
+patterns.movement(model=m, tokens=tokens, other=other, positions=[1], seed=1, draws=2, batch_size=9)
+follow(model=m, groups=torch.arange(6) % 2, before=0 * tokens[:, 0], after=0 * tokens[:, 0] + 1)
+follow(m, positions=[1], seed=1, draws=2, batch_size=9), patterns.duplicate(tokens=tokens)
+patterns.constant(length=6, positions=[1]), patterns.previous(length=6, by=1), patterns.marked(mask=hidden)
+patterns.row(rows=2, columns=3), patterns.column(rows=2, columns=3), patterns.induction(tokens=tokens)
+probe.linear(model=m, tokens=tokens, targets=tokens[:, 0] / 1, sites="z", kind="regression", heads="0.1")
+probe.linear(m, tokens, tokens[:, 0] / 1, positions=[1], splits=None, test=0.25, ridge=0.1, untrained=None)
+probe.linear(m, tokens, tokens[:, 0] / 1, seed=1, draws=2, batch_size=9)
+fourier.spectrum(x=torch.ones(25, 2), grid=(5, 5), axis=0), fourier.transform(x=torch.ones(5, 2))
+fourier.key_frequencies(spectrum=waves, rule="above-mean"), fourier.clusters(spectrum=waves, threshold=0.5)
+fourier.gini(values=[1, 2]), fourier.components(fourier.Grid(axes={"a": 5}), [1])
+fourier.Grid.of_inputs(tokens=square, coords={"a": 0, "b": 1}, values=5).arrange(torch.ones(25), axis=0)
+Site(name="z", layer=0), SweepResult.concat(parts=[swept])
+variance.partition(values=torch.ones(25, 4), classes={"a": digits[:, 0]})
+variance.explained(values=torch.ones(25), classes=digits[:, 0]), variance.total(torch.ones(25), classes=digits[:, 0])
+within(splice(m, autoencoders={"resid_post.0": SAE}), lambda: run(m, tokens))
+swept.pivot(index="layer", columns="head", metric="logit"), swept.of_metric(metric="logit")
+screened.top(count=1, metric="logit", by="estimate"), screened.ranking(metric="logit", by="estimate")
+"""
+#: What is put in the place of names, constants, lists and dicts.
+WRONG = {
+    ast.Name: (thing := object(), sparse := torch.eye(1).long().to_sparse(), tokens + 20),
+    ast.Constant: (thing, sparse, -1),
+    ast.List: (thing, sparse, [99]),
+    ast.Dict: (thing, {1: 0, "1": 0}),
+}
+
+
+@functools.cache
+def results() -> dict[str, Any]:
+    m = build(family=HOOKED)
+    found = {"m": m, "waves": fourier.spectrum(torch.ones(9, 2)), "swept": sweep(m, tokens, zero, logit)}
+    found["scored"] = patterns.scores(m, tokens, {"own": patterns.identity(6)})
+    return found | {"screened": patch.screen(m, tokens, other, logit, exact=1)}
+
+
+@pytest.mark.parametrize("call", kept.lines(RIGHT), ids=map(str, range(99)))
+@pytest.mark.filterwarnings("ignore")
+def test_what_an_argument_cannot_be_is_refused(call):
+    """In the words that are kept in messages.json; some arguments may be numbers, or other tokens."""
+    tree, known = ast.parse(call, mode="eval"), NAMES | results()
+    eval(call, known)
+    for argument in (one for one in ast.walk(tree) if isinstance(one, ast.keyword)):
+        right = argument.value
+        for known["wrong"] in WRONG.get(type(right), (thing,)):
+            argument.value = ast.Name("wrong")
+            with suppress(circuits.CircuitsError):
+                eval(ast.unparse(tree), known)
+                assert known["wrong"] is not thing, argument.arg
+        argument.value = right

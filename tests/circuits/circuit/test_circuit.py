@@ -1,6 +1,5 @@
 """Circuits as sets: names, operations, tables and files."""
 
-import json
 import subprocess
 import sys
 
@@ -136,34 +135,3 @@ def test_what_is_written_is_read(kind, model, found, tmp_path):
     assert again.graph == c.graph
     pd.testing.assert_frame_equal(again.frame, c.frame)
     assert again.sha256 == c.sha256
-
-
-def written(**changes):
-    given = {"format": 1, "kind": "edges", "graph": None, "members": [{"name": "0.1 -> 1.3.q"}]}
-    return json.dumps({**given, **changes})
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "no circuit that Circuit.write has written: JSONDecodeError"),
-        ("[]", "no circuit .*TypeError"),
-        (written(kind="heads"), "of nodes or edges"),
-        (written(format=2), "this version reads format 1"),
-        (written(members=["0.1 -> 1.3.q"]), "no circuit .*AttributeError"),
-        (written(members=[{"effect": 1.0}]), "no circuit .*'name'"),
-        (written(members=[{"name": "0.1 -> mlp1"}, {"name": "L0H1 -> mlp1"}]), "is listed twice"),
-        (written(members=[{"name": "0.1 -> mlp1", "efect": 1}]), "unexpected keyword argument 'efect'"),
-        (written(graph={"layers": 2}), "no circuit .*layers"),
-        (
-            written(graph={"n_layers": 1, "n_heads": 4, "key_heads": 4}),
-            "no edge 0.1 -> 1.3.q: the model has 1 layer",
-        ),
-    ],
-)
-def test_files_that_are_no_circuits(text, message, tmp_path):
-    path = tmp_path / "circuit.json"
-    path.write_text(text)
-    with pytest.raises(CircuitsError, match=message) as caught:
-        circuit.read(path)
-    assert "\n" not in str(caught.value)
