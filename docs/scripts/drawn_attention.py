@@ -1,4 +1,4 @@
-"""Writes teachers whose attention is set by hand: models with the flagship's layers and heads that were never trained.
+"""Writes teachers whose attention is set by hand, in part or altogether.
 
 Run it as `python -P docs/scripts/drawn_attention.py FOLDER`; it writes checkpoints below FOLDER, which the recipe
 matrix-completion-7x7-drawn gives to students as `train.attention_from`:
@@ -8,6 +8,8 @@ matrix-completion-7x7-drawn gives to students as `train.attention_from`:
 - apart: every head attends to one entry, observed or not: in layers 0 and 2 to one of the query's own row, in layers 1
   and 3 to one of its own column, each of the seven in a head of its own (the eighth head has the query itself again).
 - mean: every head has the mean of its patterns in the flagship's last checkpoint, whatever the input.
+- values-unseen: the flagship's last checkpoint with one embedding, the mean, for all values: its patterns depend on
+  what is hidden, and on no number.
 """
 
 import sys
@@ -100,6 +102,10 @@ def main() -> None:
         # NaN where no entry of a row or column is observed.
         furthest = (found - expected / expected.sum(-1, keepdim=True)).nan_to_num().abs().max()
         print(f"{folder}: at most {furthest:.1e} from the patterns by definition")
+    unseeing, others = flagship.model, [token for token in range(task.d_vocab) if token != MASK_ID]
+    with torch.no_grad():
+        unseeing.W_E[others] = unseeing.W_E[list(task.token_values())].mean(0)
+    print(save_checkpoint(Path(sys.argv[1]) / "values-unseen", unseeing, task))
 
 
 if __name__ == "__main__":
