@@ -132,7 +132,7 @@ circuit.evaluate(m, circuit.nodes("0.1", m), x, y, first, how="mean", minimality
 circuit.evaluate(m, circuit.nodes(["0.1", "1.1"], m), x, None, with_batch, batch=right, how="zero", random=0)
 circuit.evaluate(m, {"a": circuit.nodes("embed; 0.1"), "b": circuit.full(m, "nodes")}, x, y, metric, random=9)
 circuit.curve(m, patch.screen(m, x, y, metric), x, y, metric)
-circuit.curve(m, {"a": ["embed", "mlp1"], "b": ["embed", "0.0"]}, x, y, metric, sizes=[0, 2, 0.5], seed=1, draws=20)
+circuit.curve(m, {"a": ["embed", "mlp1"], "b": ["embed", "0.0"]}, x, y, metric, sizes=[0, 2, 0.5, 1.], seed=1, draws=20)
 circuit.curve(m, ["0.1 -> output", "0.1 -> 1.2.q"], x, y, first, how="mean", sizes=1, batch_size=4)
 circuit.smallest(m, patch.screen(m, x, y, metric, exact=1), x, y, metric, 0.5)
 circuit.smallest(m, ["0.1", "mlp1", "1.0", "mlp0"], x, y, metric, 0.2, how="mean", batch_size=4)

@@ -276,26 +276,27 @@ PATHS = (
 )
 
 
-def along(scene, sender, receiver, number, share=1.0):
+def along(scene, sender, receiver, number, share=1.0, frozen=("z", "mlp_out")):
     """What a receiver, or a head of it, gets as the sender goes to the source's by a share, and all else is frozen."""
     theirs, sent = scene.theirs, ("z", 0) if sender == "0.1" else ("embed", None)
     receiver = scene.last if receiver[1] == -1 else receiver
 
     def received(row, x):
         clean = scene.clean[row]
-        frozen = [(at, lambda row, x, at=at: clean[at]) for at in clean if at[0] in ("z", "mlp_out")]
+        stay = [(at, lambda row, x, at=at: clean[at]) for at in clean if at[0] in frozen]
         new = clean[sent] + share * (theirs[row][sent] - clean[sent])
         moved = sent, lambda row, x: head(1, x, new) if sender == "0.1" else new
-        found = scene.by_hand(row, *frozen, moved, graph=isinstance(share, torch.Tensor))[1][receiver]
+        found = scene.by_hand(row, *stay, moved, graph=isinstance(share, torch.Tensor))[1][receiver]
         return found if number is None else head(number, x, found)
 
     return receiver, received
 
 
 def paths(scene):
-    for sender, receiver, _, *end in PATHS:
-        output = run(scene.model, scene.base, patch.path(sender, receiver, scene.source))
-        by_hand = along(scene, sender, *end)
+    """Of a head's output, also through the MLPs behind it."""
+    for (sender, receiver, _, *end), through in ((path, way) for path in PATHS for way in (None, "mlps")):
+        output = run(scene.model, scene.base, patch.path(sender, receiver, scene.source, through))
+        by_hand = along(scene, sender, *end, frozen=("z",) if through else ("z", "mlp_out"))
         for row in ROWS:
             yield scene.own(output, row), scene.by_hand(row, by_hand)[0]
 

@@ -1,6 +1,6 @@
 import torch
 
-from circuits import Site, ablate, cache, run
+from circuits import Site, ablate, cache, edit, run
 
 
 def test_cache_shows_activations_after_the_edits(causal, tokens):
@@ -14,6 +14,9 @@ def test_cache_shows_activations_after_the_edits(causal, tokens):
     assert ("resid_post.1" in found, "resid_post" in found, found.get("nonsense")) == (True, False, None)
     assert bool((found["z.0"][:, :, 1] == 0).all())
     assert bool((found["blocks.0.attn.hook_z"] == found[Site("z", 0)]).all())
+    # All heads at a site of one layer are those of the layer.
+    of_layer = (run(causal, tokens, edit("z.0", torch.neg, *every)) for every in ((), ("all",)))
+    assert torch.equal(*of_layer)
 
 
 def test_what_is_cached_is_as_it_was_at_its_hook(make_model, hooked_only, tokens):

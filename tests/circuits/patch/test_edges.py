@@ -201,7 +201,10 @@ def test_edges_at_spans_are_paths_there(causal, tokens, other_tokens):
         cut = circuit.edges(edge, causal).cut(other_tokens)
         values = [curved(run(causal, tokens, *edit)).mean().item() for edit in ((cut,), ())]
         assert row["effect"] == pytest.approx(values[0] - values[1], abs=1e-6)
-    assert len(found.top(len(found.frame))) == len(whole)
+    every = found.top(len(found.frame))
+    assert len(every) == len(whole)
+    # An edge at both spans has no effect of its own.
+    assert {*dict(every.effects).values()} == {("curved", None, None)}
 
 
 def test_spans_count_from_the_end_of_each_prompt(causal, tokens, other_tokens):

@@ -1,9 +1,11 @@
 """Answers given as texts are the tokens that follow their prompts; prompts have one BOS."""
 
+import json
+
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, logit_difference, prompts, run, sweep
+from circuits import CircuitsError, ablate, logit_difference, prompts, read_prompts, run, sweep
 
 families = pytest.importorskip("tests.circuits.families")
 
@@ -46,13 +48,18 @@ def spelled(tmp_path_factory):
     return families.boot(folder)
 
 
-def test_an_answer_is_what_follows_its_prompt(spelled):
+def test_an_answer_is_what_follows_its_prompt(spelled, tmp_path):
     made = prompts(spelled, TEXTS)
     encoded = prompts(spelled, spelled.tokenizer(TEXTS, padding=True, return_tensors="pt"))
     assert encoded.texts is None
     assert torch.equal(encoded.tokens, made.tokens)
     answers = [" She", "Paris"], [" He", "Rome"]
     ids = [ID[" She"], ID["Paris"]], [ID[" He"], ID["Rome"]]
+    rows = [
+        dict(zip(("clean", "answer", "wrong"), row, strict=True)) for row in zip(TEXTS, *answers, strict=True)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert read_prompts(spelled, tmp_path / "rows.jsonl").metric == logit_difference(*ids)
     for right, wrong, position in (
         (answers, ids, -1),
         # Not at the end, the prompt is what is read so far; of longer answers, the first token is read.

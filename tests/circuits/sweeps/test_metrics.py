@@ -58,7 +58,7 @@ def test_logit_difference_of_given_answers():
     assert repr(logit_difference(3, 0)) == "logit_difference: all examples, 3 - 0 at position -1"
     many_answers = logit_difference([" Mary"] * 1000, [" John"] * 1000)
     assert repr(many_answers) == "logit_difference: 1000 examples, the first ' Mary' - ' John' at position -1"
-    assert logit_difference(3, 0) == logit_difference([3], torch.tensor([0]))
+    assert logit_difference(3, 0) == logit_difference([3], torch.tensor([0]), np.array([-1]))
     # With padding, positions are those of the prompts.
     made = Prompts(torch.zeros(2, 3, dtype=torch.long), torch.tensor([[1, 1, 0], [0, 1, 1]]))
     assert logit_difference(1, 0)(output, made).tolist() == [25.0 - 16.0, 21.0**2 - 20.0**2]

@@ -73,23 +73,6 @@ def test_numbers_are_those_of_each_prompt_alone(model, tmp_path, side):
     )
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "has no rows; its columns are clean, answer, wrong, corrupted"),
-        ("clean,answer\nw1, w2", "has no column wrong; it has clean, answer"),
-        ("clean,answer,wrong\nw1, w2, w3, w4", "row 1: not the columns of row 1, or of the header"),
-        (None, "no CSV or JSON Lines that can be read: No such file"),
-    ],
-)
-def test_files_that_hold_no_prompts(model, tmp_path, content, message):
-    file = tmp_path / "prompts.csv"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(CircuitsError, match=message):
-        read_prompts(model, file)
-
-
 def test_token_ids_need_no_tokenizer(tmp_path, causal):
     rows = [
         {"clean": [3, 4, 5, 3], "corrupted": [3, 4, 2, 3], "answer": 4, "wrong": 5},
