@@ -1,10 +1,9 @@
 """Grids of interventions: one call for each, swept in one call."""
 
 import numpy as np
-import pytest
 import torch
 
-from circuits import CircuitsError, ablate, grid, heads, patch, permute
+from circuits import ablate, grid, heads, patch, permute
 
 
 def test_names(causal):
@@ -48,5 +47,3 @@ def test_tensors_as_items_are_named_by_their_content(tokens, other_tokens):
         patch.activations("z.0", source=source) for source in (tokens, other_tokens)
     ]
     assert all(name.startswith("tensor([8, 6], int64, sha256=") and "\n" not in name for name in made)
-    with pytest.raises(CircuitsError, match="two combinations are called"):
-        grid(patch.activations, {"source": [tokens, tokens.clone()]}, site="z.0")

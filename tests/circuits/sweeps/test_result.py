@@ -31,6 +31,8 @@ def test_one_metric_is_a_family_of_tests_of_its_own(result):
     assert one.metrics == list(one.baseline["metric"]) == ["logit_diff"]
     assert (one.interventions, one.settings) == (result.interventions, result.settings)
     pd.testing.assert_frame_equal(result.of_metric("all").frame, result.frame)
+    tables = (each.pivot("layer", "head", "effect", "kl") for each in (result, result.of_metric("kl")))
+    pd.testing.assert_frame_equal(*tables)
 
 
 def test_parts_together_are_the_table_of_one_sweep(make_model, tokens):

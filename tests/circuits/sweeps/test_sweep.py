@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, heads, patch, run, sweep
+from circuits import CircuitsError, ablate, heads, logit_difference, patch, run, sweep
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +100,8 @@ def test_positions_default_to_those_that_the_metric_says_it_reads(causal, tokens
     variants = {"zero": ablate.zero("0.1")}
     result = sweep(causal, tokens, variants, metric=Task().last)
     assert result.settings["positions"] == [-1]
+    several = {"first": logit_difference(1, 2, position=0), "last": logit_difference(1, 2)}
+    assert sweep(causal, tokens, variants, several).settings["positions"] == [0, -1]
     with pytest.raises(CircuitsError, match="not finite"):
         sweep(causal, tokens, variants, metric=Task().wrong)
     for first in ([0], slice(0, 1)):
