@@ -47,7 +47,7 @@ def check_renamed_args(function: Callable[P, R]) -> Callable[P, R]:
 
 def parse_unpadded_tokens(tokens: Any, caller: str, name: str) -> Snapshot:
     """Copies a non-empty batch of examples without padding, [batch pos]."""
-    if not isinstance(tokens, np.ndarray | Tensor) and getattr(tokens, "mask", None) is not None:
+    if hasattr(tokens, "padded"):
         if tokens.padded:
             raise CircuitsError(f"{caller}: {name} have padding; give examples of one length")
         tokens = tokens.tokens

@@ -221,7 +221,7 @@ def test_rules_by_hand():
         (("above-mean", 2), ()),
         (("preferred",), (2,)),
     ]:
-        assert fourier.key_frequencies(spectrum, *rule).keys == keys, rule
+        assert tuple(fourier.key_frequencies(spectrum, *rule)) == keys, rule
     assert "0.2 of the largest" in fourier.key_frequencies(spectrum, "of-largest", 0.2).rule
     # Frequency 0 counts in mean and deviation, √2-fold: without it, and as much as the others, the cut is lower.
     np.testing.assert_allclose(sizes, norms * [np.sqrt(2), 1, 1, 1, 1, 1], rtol=1e-10)
@@ -231,7 +231,7 @@ def test_rules_by_hand():
     assert fourier.key_frequencies(neurons, "preferred", 0.9).keys == (5,)
     flat = fourier.spectrum(torch.full((11, 2), 0.7))
     for rule in ("noise", "of-largest", "above-mean", "preferred"):
-        assert fourier.key_frequencies(flat, rule).keys == ()
+        assert len(fourier.key_frequencies(flat, rule)) == 0
 
 
 def test_gini():

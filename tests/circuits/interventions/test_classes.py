@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import ablate, cache, run
+from circuits import ablate, cache, prompts, run
 
 P = 7
 X = torch.arange(P)
@@ -45,5 +45,5 @@ def test_several_kinds_are_removed_as_least_squares_fits_them(small):
     columns = torch.cat([torch.nn.functional.one_hot(kind) for kind in kinds.T], 1).numpy().astype(float)
     flat = clean.flatten(1).double().numpy()
     fit = columns @ np.linalg.lstsq(columns, flat, rcond=1e-10)[0]
-    found = under(small, ablate.classes(SITE, kinds, EXAMPLES)).flatten(1).numpy()
+    found = under(small, ablate.classes(SITE, kinds, prompts(small, EXAMPLES))).flatten(1).numpy()
     np.testing.assert_allclose(found, flat - fit + flat.mean(0), atol=1e-5)

@@ -111,7 +111,7 @@ def test_edges_of_means_and_zeros_are_slopes_and_effects_of_stored_ones(model, t
 def test_edges_of_means_over_prompts_of_unequal_length(make_model, tokens):
     """A batch of padded prompts under means over padded prompts, against each prompt alone with means by hand."""
     model = make_model()
-    base = prompts(model, [tokens[0, :4].tolist(), tokens[1].tolist()])
+    base = prompts(model, [tokens[0, :4].tolist(), tokens[1].tolist()], "left")
     reference = [tokens[2, :3].tolist(), tokens[3].tolist(), tokens[4].tolist()]
     asked = {"how": "mean", **ONE, "exact": 5}
     found = edges(model, base, prompts(model, reference), logit_difference(3, 1), **asked)
