@@ -25,8 +25,10 @@ def data():
     return sums, counts
 
 
-def test_bootstrap_resamples_examples_and_recomputes_the_ratio(data):
-    """The same weights, spelled out as explicit lists of examples."""
+@pytest.mark.parametrize("kept", [10**9, 0])
+def test_bootstrap_resamples_examples_and_recomputes_the_ratio(data, kept, monkeypatch):
+    """The same weights, spelled out as explicit lists of examples; whether they are kept for others or not."""
+    monkeypatch.setattr("circuits.statistics._KEPT", kept)
     sums, counts = data
     weights = np.random.default_rng([7, 1]).multinomial(40, np.full(40, 1 / 40), size=50)
     expected = []

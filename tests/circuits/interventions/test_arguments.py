@@ -37,6 +37,7 @@ def test_every_form_of_whole_numbers_is_the_same_tokens(causal, tokens, other_to
         edited = run(causal, given, one)
         assert bool((edited == run(causal, tokens, other)).all())
         assert not bool((edited == expected).all())
+    assert ablate.zero("0.1", positions=torch.tensor(2)) == ablate.zero("0.1", positions=[2])
     found = patch.attribution(causal, given, source, draws=9, flips=9)
     assert found.frame.effect.equals(
         patch.attribution(causal, tokens, other_tokens, draws=9, flips=9).frame.effect
