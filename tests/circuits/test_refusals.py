@@ -108,7 +108,7 @@ patterns.attention(m, tokens, positions=slice(20, None))
 Site("z", layer=True)
 run(build(positional_embedding_type="alibi", family=HOOKED), tokens, permute.positions(3))
 # Inputs.
-run(m, "some text")
+prompts(m, "some text")
 run(m, tokens / 1)
 run(m, tokens + 1)
 run(m, torch.cat([tokens, other], 1))

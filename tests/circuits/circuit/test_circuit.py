@@ -40,7 +40,7 @@ def test_operations_are_those_of_sets_of_members_and_positions(model):
 
     def drawn():
         chosen = rng.choice(len(names), 40, replace=False)
-        suffixes = ["", " @ 1", " @ 0,2", " @ all but 2", " @ all but 0,1"]
+        suffixes = ["", " @ 1", " @ 0, 2", " @ all but 2", " @ all but 0,1"]
         return circuit.edges([names[index] + suffixes[rng.integers(5)] for index in chosen])
 
     for _ in range(10):

@@ -114,7 +114,10 @@ def test_edges_of_means_over_prompts_of_unequal_length(make_model, tokens):
     base = prompts(model, [tokens[0, :4].tolist(), tokens[1].tolist()], "left")
     reference = [tokens[2, :3].tolist(), tokens[3].tolist(), tokens[4].tolist()]
     asked = {"how": "mean", **ONE, "exact": 5}
-    found = edges(model, base, prompts(model, reference), logit_difference(3, 1), **asked)
+    source, metric = prompts(model, reference), logit_difference(3, 1)
+    found = edges(model, base, source, metric, **asked)
+    alone = [by_name(edges(model, row[None], source, metric, **asked)) for row in (tokens[0, :4], tokens[1])]
+    assert_equal(by_name(found), {name: sum(one[name] for one in alone) / 2 for name in alone[0]})
     each = [cache(model, torch.tensor([row]), ["embed", "pos_embed", "z", "mlp_out"]) for row in reference]
     effects = {name: effect for name, effect in by_name(found, column="effect").items() if effect == effect}
     for name in effects:

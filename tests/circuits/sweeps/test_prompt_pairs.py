@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from circuits import CircuitsError, ablate, patch, read_prompts, run, sweep
+from circuits import ablate, patch, read_prompts, run, sweep
 
 ROWS = [
     {"clean": "w4 w9 w7 w3", "corrupted": "w5 w9 w7 w3", "answer": " w1", "wrong": " w2", "kind": "a"},
@@ -86,11 +86,6 @@ def test_token_ids_need_no_tokenizer(tmp_path, causal):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_partners_of_other_lengths_or_none(model, tmp_path):
+def test_partners_of_other_lengths(model, tmp_path):
     pairs = read_prompts(model, written(tmp_path, [ROWS[0], ROWS[1] | {"corrupted": "w8 w6 w1"}]))
     assert len(pairs.corrupted) == 2
-    with pytest.raises(CircuitsError, match="row 2: clean has 3 tokens and corrupted 4"):
-        _ = pairs.source
-    alone = [{name: value for name, value in row.items() if name != "corrupted"} for row in ROWS]
-    with pytest.raises(CircuitsError, match="the file has no column corrupted"):
-        _ = read_prompts(model, written(tmp_path, alone)).source
