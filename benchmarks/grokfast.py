@@ -19,7 +19,7 @@ from train_step import milliseconds, summary
 
 import tasks
 from interp_tasks.training.config import parse_train_config, read_task_presets
-from interp_tasks.training.forward import FusedForward
+from interp_tasks.training.fused_forward import FusedForward
 from interp_tasks.training.parameter_update import Updater, amplify_by_ma
 
 NONE = "none"

@@ -39,7 +39,7 @@ from train_step import summary
 import tasks
 from interp_tasks import train
 from interp_tasks.training.config import parse_train_config
-from interp_tasks.training.forward import FusedForward, HookedForward, fastest_forward
+from interp_tasks.training.fused_forward import FusedForward, HookedForward, fastest_forward
 from interp_tasks.training.parameter_update import Updater
 
 #: Task, its settings, width.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import tasks
 from interp_tasks.training.config import parse_train_config, read_task_presets
-from interp_tasks.training.forward import FusedForward, HookedForward
+from interp_tasks.training.fused_forward import FusedForward, HookedForward
 from interp_tasks.training.parameter_update import Updater
 
 CASES = ["matrix-completion:cpu", "matrix-completion:reference"]

@@ -17,7 +17,7 @@ from interp_tasks.errors import UserError
 from interp_tasks.measurement.head_options_and_edits import (
     EACH,
     EACH_LAYER,
-    heads_by_label,
+    head_groups_by_label,
     make_head_edits,
     parse_edit_options,
 )
@@ -170,7 +170,7 @@ class Report:
         """Returns one self-contained page: main numbers, training, effects and attention by checkpoint."""
         import pandas
 
-        from interp_tasks.measurement.table_figures import table_figures
+        from interp_tasks.measurement.result_table_plots import table_figures
 
         sections: list[Section] = [Table(pandas.DataFrame(self.headlines()), name="report-headlines")]
         if self.run is not None and self.curve is not None:
@@ -267,7 +267,7 @@ def measure_for_report(subject: LoadedCheckpoint) -> CheckpointMeasures:
 
 def sweep_edits_of_heads_and_layers(subject: LoadedCheckpoint) -> pandas.DataFrame:
     """Returns every edit of every choice of heads, in one sweep."""
-    chosen = heads_by_label([EACH, EACH_LAYER, ALL], subject.stored.model_config)
+    chosen = head_groups_by_label([EACH, EACH_LAYER, ALL], subject.stored.model_config)
     edits = {
         f"{mode} {label}": edit
         for mode in MODES

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tasks.errors import TaskError
     from tasks.model_settings import ModelSettings
     from tasks.registry import get, register, task_class
-    from tasks.seeds_and_devices import derive_seed, generator
+    from tasks.seeds_and_device_tensors import derive_seed, generator
 
 __all__ = ["Batch", "DropMetric", "GridAxis", "Metric", "ModelSettings", "ProbeTarget", "ProbeTargets"]
 __all__ += ["Split", "Task", "TaskError", "derive_seed", "generator", "get", "list", "pool", "register"]
@@ -24,7 +24,7 @@ __all__ += ["task_class"]
 
 
 def __getattr__(name: str) -> Any:
-    homes = ("errors", "registry", "model_settings", "seeds_and_devices", "base")
+    homes = ("errors", "registry", "model_settings", "seeds_and_device_tensors", "base")
     for home in homes if name in __all__ else ():
         module = importlib.import_module(f"tasks.{home}")
         if hasattr(module, name):

@@ -20,7 +20,7 @@ from torch import Tensor
 from tasks.errors import TaskError
 from tasks.model_building import build_from_config, init_params_and_freeze_biases, make_model_config
 from tasks.model_settings import ModelSettings
-from tasks.seeds_and_devices import constant, move_to_device
+from tasks.seeds_and_device_tensors import constant, move_to_device
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer

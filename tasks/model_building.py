@@ -20,7 +20,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import TypedModuleList, repeat_along_head_dimension
 
 from tasks.model_settings import ModelSettings
-from tasks.seeds_and_devices import generator
+from tasks.seeds_and_device_tensors import generator
 
 #: Epsilon that BERT and the published model of matrix completion add to the variance.
 EPS = 1e-12

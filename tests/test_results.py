@@ -13,7 +13,7 @@ import pytest
 
 from interp_tasks.cli.commands.reproduce import print_claims
 from interp_tasks.published import paper_names, read_paper
-from interp_tasks.reproduction import check_records
+from interp_tasks.reproduction import compare_records_with_runs
 from interp_tasks.reproduction.judge_paper import NUMBERS
 from interp_tasks.reproduction.runs_and_records import (
     read_own_and_shipped_records,
@@ -121,7 +121,7 @@ def test_the_records_are_of_the_shipped_runs(name, study):
     jobs = all_jobs(one, "cpu", "runs", ())
     assert jobs
     assert all(job.is_recorded(read_own_and_shipped_records(paper)) for job in jobs)
-    assert check_records(one) == []
+    assert compare_records_with_runs(one) == []
 
 
 @pytest.mark.parametrize("name", paper_names())

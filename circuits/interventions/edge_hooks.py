@@ -131,7 +131,7 @@ class EdgeHooks:
                 (hook_at("resid_mid", layer), partial(self._carry_differences_to_mlp, layer)),
                 (hook_at("mlp_post", layer), partial(self._collect_inner_changes, "mlp_post", layer)),
                 (hook_at("mlp_out", layer), partial(self._collect_output_changes, "mlp_out", layer)),
-                (hook_at("resid_post", layer), partial(self._replace_resid_post, layer)),
+                (hook_at("resid_post", layer), partial(self._replace_and_carry_resid_post, layer)),
             ]
         put_on: list[Callable[[], Handle]] = [
             partial(self._hooked.on_input, hook, partial(self._call_in_run, function))
@@ -326,7 +326,7 @@ class EdgeHooks:
         self._call.received.add(hook_at("mlp_pre", layer))
         return x + change
 
-    def _replace_resid_post(self, layer: int, run: EdgeRunState, x: Tensor) -> Tensor | None:
+    def _replace_and_carry_resid_post(self, layer: int, run: EdgeRunState, x: Tensor) -> Tensor | None:
         """Returns the stream with what a receiver at the block's end gets, `None` for no receiver; keeps it."""
         hook, order, new = (
             hook_at("resid_post", layer),

@@ -64,7 +64,7 @@ def index_on_head_axis(head: AnyHead) -> int:
     return head.head if isinstance(head, Head) else head.group
 
 
-def make_head_at_index(kind: SiteKind, layer: int, index: int, hooked: HookedModel) -> AnyHead:
+def head_or_kv_group_at_index(kind: SiteKind, layer: int, index: int, hooked: HookedModel) -> AnyHead:
     """Returns what stands at a place on the head axis of a site: a head, or a key-value group."""
     return KeyValueGroup(layer, index) if hooked.has_kv_groups(kind) else Head(layer, index)
 
@@ -125,7 +125,7 @@ class HeadSpec:
         groups = hooked.has_kv_groups(kind)
         if self.heads is None:
             return tuple(
-                make_head_at_index(kind, layer, index, hooked)
+                head_or_kv_group_at_index(kind, layer, index, hooked)
                 for layer in range(hooked.n_layers)
                 for index in range(hooked.head_count(kind))
             )

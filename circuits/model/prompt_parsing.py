@@ -238,14 +238,14 @@ def mask_of_model(hooked: HookedModel, tokens: Tensor) -> Tensor | None:
     return None if mask is None or bool(mask.all()) else mask
 
 
-def check_no_unmasked_padding(hooked: HookedModel, prompts: Prompts, used: Tensor | None, what: str) -> None:
-    """Refuses inputs without a mask in which padding would be taken for tokens, at the positions `used`, bool [batch
+def check_no_unmasked_padding(hooked: HookedModel, prompts: Prompts, read: Tensor | None, what: str) -> None:
+    """Refuses inputs without a mask in which padding would be taken for tokens, at the positions `read`, bool [batch
     pos]; None: examples are compared by position, and padding that they all have in the same places does no harm.
     """
     mask = find_padding(hooked, prompts.tokens) if prompts.mask is None else None
     if mask is None:
         return
-    mask = mask & (~mask.all(0) if used is None else used.to(mask.device))
+    mask = mask & (~mask.all(0) if read is None else read.to(mask.device))
     if bool(mask.any()):
         raise CircuitsError(
             f"{what}: {int(mask.any(1).sum())} of {len(prompts)} examples have padding that would be taken for tokens; "

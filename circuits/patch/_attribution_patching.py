@@ -13,7 +13,7 @@ from circuits.arguments import check_renamed_args, parse_choice
 from circuits.frozen_tensors_and_positions import Snapshot
 from circuits.interventions.places_and_edits import Edit, Place, check_has_neurons_or_features, parse_place
 from circuits.interventions.replacements import DIRECTION
-from circuits.model.heads import AnyHead, Head, HeadSpec, format_head_label, make_head_at_index
+from circuits.model.heads import AnyHead, Head, HeadSpec, format_head_label, head_or_kv_group_at_index
 from circuits.model.hooked_model import HookedModel
 from circuits.model.prompts_with_mask import positions_from_mask
 from circuits.model.sites import UNITS, Site
@@ -45,7 +45,7 @@ class _PatchTarget(NamedTuple):
 
     def head(self, hooked: HookedModel) -> AnyHead | None:
         kind, layer = self.site.kind, self.site.layer or 0
-        return make_head_at_index(kind, layer, self.at["head"], hooked) if "head" in self.at else None
+        return head_or_kv_group_at_index(kind, layer, self.at["head"], hooked) if "head" in self.at else None
 
 
 @check_renamed_args

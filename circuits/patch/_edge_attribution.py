@@ -198,7 +198,7 @@ def _node_or_input_label(end: Node | Input, hooked: HookedModel) -> str:
     return str(end)
 
 
-def _residual_sums(hooked: HookedModel) -> list[Site]:
+def _residual_sum_sites(hooked: HookedModel) -> list[Site]:
     """Lists the sites of sums in the residual stream, in order; "embed" stands for the sum of the embeddings."""
     places = [Site(name, layer) for layer in range(hooked.n_layers) for name in ("resid_mid", "resid_post")]
     return [Site("embed"), *(place for place in places if place.hook() in hooked.hooks)]
@@ -226,7 +226,7 @@ def _base_metrics_and_edge_effects(
     """
     hooked, sent = chunk.hooked, list(dict.fromkeys(sender.hook for sender in senders))
     attention = [Site(site, layer).hook() for layer in range(hooked.n_layers) for site in ("z", "attn_out")]
-    later = _residual_sums(hooked)[1:]
+    later = _residual_sum_sites(hooked)[1:]
     normed = [site.hook() for site in later if hooked.post_norm_path_after(site.name, site.layer)]
     received = [hook for group in receivers for hook in (group.stream.hook(), group.hook)]
     recorded = dict.fromkeys([*INPUTS, *sent, *attention, *received, *normed])
@@ -347,7 +347,7 @@ def _backprop_along_stream(
     Where the stream itself is normalised after a sum, the gradient passes through that norm, as `patch.path` recomputes
     it.
     """
-    sums = _residual_sums(hooked)
+    sums = _residual_sum_sites(hooked)
     gradient_at_sum: dict[Site, Tensor] = {}
     if stream in sums:
         gradient_at_sum[stream] = gradient

@@ -31,8 +31,8 @@ from interp_tasks.measurement.head_options_and_edits import (
     POSITIONS,
     SCALE,
     HeadGroups,
+    head_groups_by_label,
     head_specs_to_labels,
-    heads_by_label,
     make_head_edits,
     parse_attention_heads,
     parse_edit_options,
@@ -118,7 +118,7 @@ def ablation(
     labels, limits = head_specs_to_labels(heads), parse_edit_options(mode, keys, positions, scale)
 
     def measure_checkpoint(subject: LoadedCheckpoint) -> MeasuredRows:
-        chosen = heads_by_label(labels, subject.stored.model_config)
+        chosen = head_groups_by_label(labels, subject.stored.model_config)
         return run_sweep(subject, make_head_edits(subject, mode, limits, chosen), edit_name(mode, limits))
 
     return measure(
@@ -127,7 +127,7 @@ def ablation(
         options,
         measure_checkpoint,
         config={"heads": labels, "mode": mode, **limits},
-        check_sizes=lambda sizes, _: heads_by_label(labels, sizes),
+        check_sizes=lambda sizes, _: head_groups_by_label(labels, sizes),
         check=lambda subject: make_head_edits(subject, mode, limits, {}),
     )
 
@@ -177,12 +177,12 @@ def heads(
         rows = (
             head_classes_held_out(subject).heads_by_class(least)
             if by_class
-            else heads_by_label([EACH, EACH_LAYER], subject.stored.model_config)
+            else head_groups_by_label([EACH, EACH_LAYER], subject.stored.model_config)
         )
         if taken := own.keys() & rows.keys():
             raise UserError(f"--group {taken.pop()}: there is a class of that name; choose another")
         found[str(subject.labels["ref"])] = rows
-        every = heads_by_label([ALL], subject.stored.model_config)[ALL]
+        every = head_groups_by_label([ALL], subject.stored.model_config)[ALL]
         variants: dict[str, Any] = {**make_head_edits(subject, mode, limits, {**rows, ALL: every, **own})}
         grouped = {**(rows if by_class else {}), **own}.values()
         sizes = {random_size} if random_size else {len(group) for group in grouped} - {len(every)}
@@ -254,7 +254,7 @@ def random_heads_edit(
 
     from circuits import draws
 
-    every = heads_by_label([ALL], subject.stored.model_config)[ALL]
+    every = head_groups_by_label([ALL], subject.stored.model_config)[ALL]
 
     def draw_edit(seed: int) -> Any:
         chosen = np.random.default_rng(seed).choice(len(every), size, replace=False)
@@ -344,7 +344,7 @@ class PatchPlan:
         for site in self.sites:
             check_layer(f"--site {site}", layer_of_site(site), sizes, name)
             if site_has_heads(site):
-                heads_by_label(self.labels, sizes)
+                head_groups_by_label(self.labels, sizes)
 
     def check(self, subject: LoadedCheckpoint) -> None:
         """Refuses positions and sources that a checkpoint's examples do not have."""
@@ -368,7 +368,7 @@ class PatchPlan:
         for site in self.sites:
             rows: dict[str, Any] = {"": None}
             if site_has_heads(site):
-                rows = heads_by_label(self.labels, subject.stored.model_config, layer_of_site(site))
+                rows = head_groups_by_label(self.labels, subject.stored.model_config, layer_of_site(site))
                 rows |= classes if layer_of_site(site) is None else {}
             for label, chosen in rows.items():
                 row = label if label and len(self.sites) == 1 else f"{site} {label}".strip()

@@ -490,7 +490,7 @@ def three_decimals(value: float) -> str:
 def figures(result: Result) -> list[Figure]:
     """Returns sizes over steps, where there are several checkpoints; and curves and pictures of the last two."""
     from circuits.figures.circuit_graph import DRAWN as EDGES
-    from interp_tasks.measurement.table_figures import values_figure
+    from interp_tasks.measurement.result_table_plots import values_figure
 
     drawn, circuits, curves, metrics = [], *(result.data[name] for name in ("circuits", "curves", "metrics"))
     if len(metrics) > 1 or not circuits:

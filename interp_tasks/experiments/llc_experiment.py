@@ -112,7 +112,7 @@ def estimate_llc(subject: LoadedCheckpoint, settings: Mapping[str, Any]) -> Any:
     """Returns what ``devinterp`` estimates from chains around a checkpoint; its ``loss_trace`` has the burn-in, too."""
     import torch
 
-    from interp_tasks.training.forward import fastest_forward
+    from interp_tasks.training.fused_forward import fastest_forward
 
     task: Any = subject.task
     batch: Any = subject.batch

@@ -152,7 +152,7 @@ def transplant_figures(result: Result) -> list[Figure]:
     """Returns with several sources a map per component and metric, receiver by source; else the usual figure."""
     from circuits.figures.panel_grid import draw_panels, short_names
     from circuits.figures.panel_kinds import NUMBERED, heatmap
-    from interp_tasks.measurement.table_figures import table_figures as usual
+    from interp_tasks.measurement.result_table_plots import table_figures as usual
 
     frame = result.frame
     if not isinstance(result.config["source"], list):

@@ -90,7 +90,7 @@ def head_specs_to_labels(heads: Any) -> list[str]:
     return list(dict.fromkeys(labels))
 
 
-def heads_by_label(
+def head_groups_by_label(
     labels: Sequence[str], sizes: Any, layer: int | None = None
 ) -> dict[str, tuple[Head, ...]]:
     """Returns the heads of each row by its label, in the order asked for.

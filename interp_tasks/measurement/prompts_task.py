@@ -13,7 +13,7 @@ from circuits import PromptPairs, read_prompts
 from interp_tasks.errors import UserError
 from interp_tasks.measurement.option_parsing import PROMPT_METRICS
 from tasks.base import Batch, DropMetric, Metric, ProbeTarget, ProbeTargets, Split, Task
-from tasks.seeds_and_devices import generator
+from tasks.seeds_and_device_tensors import generator
 
 if TYPE_CHECKING:
     from interp_tasks.checkpoints import ResolvedCheckpoint

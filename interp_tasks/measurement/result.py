@@ -411,7 +411,7 @@ class Result:
 
     def figures(self) -> list[Figure]:
         """Returns the figures of the page: those of the experiment, or every value beside its baseline, by metric."""
-        from interp_tasks.measurement.table_figures import table_figures
+        from interp_tasks.measurement.result_table_plots import table_figures
 
         own = find_view(self.experiment, "figures")
         drawn: list[Figure] = table_figures(self.frame, self.examples()) if own is None else own(self)

@@ -120,7 +120,7 @@ def measure(
     return perform_jobs(jobs, Path(runs), progress, store_record)
 
 
-def check_records(
+def compare_records_with_runs(
     paper: str | Paper,
     preset: str = "cpu",
     *,

@@ -33,7 +33,7 @@ from interp_tasks.training.train import check_precision, parse_model_settings, t
 from interp_tasks.worker_pool import executor_for_jobs
 from tasks.base import Task
 from tasks.errors import TaskError
-from tasks.seeds_and_devices import derive_seed
+from tasks.seeds_and_device_tensors import derive_seed
 
 if TYPE_CHECKING:
     import pandas
@@ -291,12 +291,12 @@ class SearchResult:
         return f"{pluralise(len(self.rows), 'trial')}: {states}"
 
     def to_json(self) -> str:
-        versions = search_versions()
+        versions = search_package_versions()
         content = {"search": self.identity, "best": self.best, "trials": self.trials, "versions": versions}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def search_versions() -> dict[str, str]:
+def search_package_versions() -> dict[str, str]:
     return {**package_versions(), **{name: version(name) for name in ("optuna", "scikit-learn")}}
 
 
@@ -321,6 +321,6 @@ def write_search_files(result: SearchResult, study: optuna.Study) -> list[Path]:
     contents = {
         "trials.csv": result.frame.to_csv(index=False),
         "trials.json": result.to_json(),
-        "search.html": Page(title, sections, result.identity, search_versions()).html(),
+        "search.html": Page(title, sections, result.identity, search_package_versions()).html(),
     }
     return write_files_together({result.out / name: content for name, content in contents.items()})

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from interp_tasks.checkpoints.run_writer import KEPT_STATES
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.forward import FusedForward
+from interp_tasks.training.fused_forward import FusedForward
 from interp_tasks.training.observers_and_clock import check_observed
 from interp_tasks.training.train import parse_model_settings, prepare_model
 from interp_tasks.training.training_loop import whole_train_split

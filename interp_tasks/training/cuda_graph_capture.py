@@ -13,7 +13,7 @@ from torch import Tensor
 
 from interp_tasks.training.config import TrainConfig
 from tasks.base import Batch, Task
-from tasks.seeds_and_devices import move_to_device
+from tasks.seeds_and_device_tensors import move_to_device
 
 #: From an update without arguments to one that repeats its operations on the same memory.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]

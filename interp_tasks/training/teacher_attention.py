@@ -13,7 +13,7 @@ from torch import Tensor
 from interp_tasks.checkpoints import load_checkpoint
 from interp_tasks.errors import UserError
 from interp_tasks.training.config import TrainConfig
-from interp_tasks.training.forward import DropoutMasks, FusedForward
+from interp_tasks.training.fused_forward import DropoutMasks, FusedForward
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer

@@ -32,7 +32,7 @@ from interp_tasks.training.training_loop import StepProgress, TrainingLoop
 from tasks.base import Task
 from tasks.model_settings import ModelSettings, validation_error_line
 from tasks.registry import get
-from tasks.seeds_and_devices import derive_seed
+from tasks.seeds_and_device_tensors import derive_seed
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer

@@ -21,7 +21,7 @@ from interp_tasks.training.cuda_graph_capture import (
     unflatten_inputs,
     why_not_captured,
 )
-from interp_tasks.training.forward import DropoutMasks, FusedForward, HookedForward, fastest_forward
+from interp_tasks.training.fused_forward import DropoutMasks, FusedForward, HookedForward, fastest_forward
 from interp_tasks.training.observers_and_clock import (
     ActivationWriter,
     Observer,
@@ -33,7 +33,7 @@ from interp_tasks.training.teacher_attention import load_teacher_forward
 from tasks.base import Batch, Split, Task, check_loss_and_metrics, checked_sample, pool, pool_parts
 from tasks.errors import TaskError
 from tasks.model_settings import shortened_repr
-from tasks.seeds_and_devices import derive_seed
+from tasks.seeds_and_device_tensors import derive_seed
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer

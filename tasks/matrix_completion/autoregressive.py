@@ -19,7 +19,7 @@ from tasks.matrix_completion.attention_templates import Templates, autoregressiv
 from tasks.matrix_completion.matrix_task_base import MASK_ID, MatrixTask, sum_count_by_mask
 from tasks.model_settings import ModelSettings
 from tasks.registry import built_in_presets, register
-from tasks.seeds_and_devices import constant
+from tasks.seeds_and_device_tensors import constant
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tasks.base import Batch, GridAxis, Split, Task, check_sample_size
 from tasks.errors import TaskError
-from tasks.seeds_and_devices import derive_seed, generator
+from tasks.seeds_and_device_tensors import derive_seed, generator
 
 MASK_ID = 0
 

@@ -36,7 +36,7 @@ from tasks.matrix_completion.matrix_task_base import MASK_ID, MatrixTask, sum_co
 from tasks.matrix_completion.nuclear_norm import least_nuclear_norm, solve_by_cvxpy
 from tasks.model_settings import ModelSettings
 from tasks.registry import built_in_presets, register
-from tasks.seeds_and_devices import generator
+from tasks.seeds_and_device_tensors import generator
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer

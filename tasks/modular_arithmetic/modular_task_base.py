@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tasks.base import Batch, DropMetric, GridAxis, ProbeTarget, ProbeTargets, Split, Task, check_sample_size
 from tasks.model_settings import ModelSettings
-from tasks.seeds_and_devices import generator
+from tasks.seeds_and_device_tensors import generator
 
 
 class ArithmeticModelSettings(ModelSettings):

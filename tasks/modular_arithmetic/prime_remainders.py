@@ -20,7 +20,7 @@ from tasks.modular_arithmetic.modular_task_base import (
     primes_below,
 )
 from tasks.registry import built_in_presets, register
-from tasks.seeds_and_devices import constant, generator
+from tasks.seeds_and_device_tensors import constant, generator
 
 
 class MiiiiModelSettings(ArithmeticModelSettings):

@@ -90,7 +90,7 @@ def reproduce(
         if measure or train:
             reproduction.measure(paper, preset, **asked, progress=progress)
         if check:
-            failed += reproduction.check_records(paper, preset, **asked, progress=progress)
+            failed += reproduction.compare_records_with_runs(paper, preset, **asked, progress=progress)
     done = reproduction.reproduce(paper, preset, rows=chosen, records=asked["file"], runs=runs)
     write_and_show(
         lambda: done.write(folder) if writes else [], lambda: print_reproduction(done, format), common.quiet

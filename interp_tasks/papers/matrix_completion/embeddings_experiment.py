@@ -135,7 +135,7 @@ def plane_and_norm_panels(ref: str, table: pandas.DataFrame) -> Iterator[Panel]:
 
 def figures(result: Result) -> list[Figure]:
     """Returns the arrangement in every checkpoint, and every number where there are several."""
-    from interp_tasks.measurement.table_figures import values_figure
+    from interp_tasks.measurement.result_table_plots import values_figure
 
     caption = "Values: principal components, coloured by bins half a unit wide. Positions: t-SNE, coloured by column."
     drawn = []

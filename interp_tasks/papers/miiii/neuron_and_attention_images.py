@@ -240,7 +240,7 @@ def row(metric: str, value: Any, baseline: Any = None) -> Row:
 
 def figures(result: Result) -> list[Figure]:
     """Returns the images of every checkpoint; of many what changes over training, and images of two of them."""
-    from interp_tasks.measurement.table_figures import values_figure
+    from interp_tasks.measurement.result_table_plots import values_figure
 
     drawn, images = [], result.data["images"]
     refs = list(images)

@@ -29,7 +29,7 @@ class Parabola(torch.nn.Module):
 def test_the_coefficient_of_a_parabola(monkeypatch):
     """Weights are Gaussian of precision nβ + γ around 0, so it is d/2 · nβ / (nβ + γ)."""
     pytest.importorskip("devinterp")
-    monkeypatch.setattr("interp_tasks.training.forward.fastest_forward", lambda model, *_: (model, None))
+    monkeypatch.setattr("interp_tasks.training.fused_forward.fastest_forward", lambda it, *_: (it, None))
     d, n_beta, spring = 400, 300.0, 100.0
     task = SimpleNamespace(read_positions=(0,), loss=lambda output, batch: output.square().sum() / 2)
     batch = Batch(torch.zeros(8, 1, dtype=torch.long), torch.zeros(8))

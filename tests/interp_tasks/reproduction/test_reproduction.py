@@ -16,7 +16,7 @@ from interp_tasks.cli import main
 from interp_tasks.errors import UserError
 from interp_tasks.published import Claim, Paper
 from interp_tasks.published.paper_schema import format_setting
-from interp_tasks.reproduction import check_records, measure, reproduce, train_missing
+from interp_tasks.reproduction import compare_records_with_runs, measure, reproduce, train_missing
 from interp_tasks.reproduction.runs_and_records import read_records_file, stored_runs, write_records
 
 SETTINGS = {
@@ -231,7 +231,7 @@ def test_a_record_is_measured_once_and_checked_on_request(runs, tmp_path):
     written = records.read_text()
     assert measure(paper, file=records, runs=folder, rows=[1]) == []
     assert records.read_text() == written
-    assert check_records(paper, file=records, runs=folder) == []
+    assert compare_records_with_runs(paper, file=records, runs=folder) == []
     before = reproduce(paper, records=records, rows=[1]).frame
     stored = read_records_file(records)
     key = ("s", "a", "")
@@ -240,13 +240,13 @@ def test_a_record_is_measured_once_and_checked_on_request(runs, tmp_path):
         tuple(2 * cell if at == value else cell for at, cell in enumerate(row)) for row in stored[key].rows
     ]
     write_records(records, [*stored.values(), replace(stored[key], rows=tuple(rows))])
-    found = check_records(paper, file=records, runs=folder)
+    found = compare_records_with_runs(paper, file=records, runs=folder)
     assert len(found) == 1 < len(rows)  # the other says that the run was measured, and is read by no claim
     assert all(line.startswith("s on a: a ") and ": value was " in line for line in found)
     records.write_text(written)
     # A log alone, without weights to measure, is not said to differ.
     shutil.rmtree(folder / "a/checkpoints")
-    assert check_records(paper, file=records, runs=folder) == []
+    assert compare_records_with_runs(paper, file=records, runs=folder) == []
     shutil.rmtree(folder)
     pandas.testing.assert_frame_equal(reproduce(paper, records=records, rows=[1]).frame, before)
     # Of a study that measures otherwise, and of a run with other settings, it is no record.

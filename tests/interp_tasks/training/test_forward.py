@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformer_lens import HookedTransformerConfig
 
-from interp_tasks.training.forward import (
+from interp_tasks.training.fused_forward import (
     DropoutMasks,
     FusedForward,
     HookedForward,

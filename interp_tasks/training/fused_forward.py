@@ -19,7 +19,7 @@ from torch import Tensor
 
 from interp_tasks.devices import float32_matmul_precision
 from tasks.model_building import is_post_norm
-from tasks.seeds_and_devices import constant, generator
+from tasks.seeds_and_device_tensors import constant, generator
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
