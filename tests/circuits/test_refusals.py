@@ -414,7 +414,6 @@ variance.explained([1.0, float("inf")], [0, 1])
 variance.explained(torch.randn(5), torch.arange(4))
 variance.total(torch.randn(5), torch.rand(5))
 plots.heads(torch.randn(2, 3, 4).numpy())
-plots.heads({})
 plots.heads(pd.concat([table, table]), column="value")
 plots.heads(table.assign(value="a"), column="value")
 plots.heads(torch.randn(2, 3) * 1j)
@@ -485,6 +484,7 @@ read_prompts(m, in_a_file("clean,answer\\na,b"))
 run(type("Other", (torch.nn.Sequential,), {"cfg": m.cfg, "hook_dict": m.hook_dict})(m), tokens)
 read_prompts(m, in_a_file("clean,corrupted,answer,wrong\\na,b,c,d,e"))
 sweep(m, tokens, zero, {"a": logit_difference})
+circuit.evaluate(m, chain, tokens, other, lambda x: m.unembed.b_U.detach().add_(1).sum() + logit(x))
 patch.attribution(build(family=HOOKED, d_vocab_out=1), tokens, other)
 probe.linear(m, tokens, tokens[:, 0] / 1, test=torch.tensor([9]))
 patterns.scores(m, tokens, {"a": lambda rows: "x"})
@@ -580,7 +580,7 @@ WRONG = {
     ast.Name: (thing := object(), sparse := torch.eye(1).long().to_sparse(), tokens + 20),
     ast.Constant: (thing, sparse, -1),
     ast.List: (thing, sparse, [99]),
-    ast.Dict: (thing, {1: 0, "1": 0}),
+    ast.Dict: (thing, {1: 1, "1": 1}),
 }
 
 
