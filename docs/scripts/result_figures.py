@@ -50,7 +50,7 @@ ARMS = {
     "post-layers-1-2": ("maps of @post,<br>layers 1, 2", 2_150, 0.37, COLOURS[1]),
     "query-key": ("all but query<br>and key weights", 170, 0.8, COLOURS[2]),
     "rest": ("all but MLPs<br>and read-out", 2_150, 0.54, COLOURS[3]),
-    "onset": ("maps of @onset", 2_150, 0.935, COLOURS[4]),
+    "onset": ("maps of<br>@onset", 15_500, 1.03, COLOURS[4]),
     "pre": ("maps of @pre (placebo)", 1_500, 1.06, INK),
     "": ("nothing", 20_500, 0.75, "#737373"),
 }
