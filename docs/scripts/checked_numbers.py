@@ -18,7 +18,6 @@ Whole numbers below ten, and what is a name (code, figure 3, seed 2, 7×7, a yea
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import math
@@ -30,6 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas
 import results
 
 from interp_tasks import experiments
@@ -147,8 +147,8 @@ def numbers_of(source: str) -> set[float]:
         rows = experiments.generalisation(name).frame
         return leaves(rows.loc[rows["metric"].str.startswith("step at"), "value"].tolist())
     if source.endswith(".csv"):
-        with (RESULTS / source).open(encoding="utf-8") as file:
-            return {float(cell) for row in csv.DictReader(file) for cell in row.values() if cell}
+        table = pandas.read_csv(RESULTS / source).select_dtypes("number")
+        return leaves(table.stack().tolist())
     if source.startswith("output of "):
         page = (ROOT / source.removeprefix("output of ")).read_text(encoding="utf-8")
         shown = [*GENERATED.finditer(page), *(block for block in CODE.finditer(page) if block[1] == "text")]
