@@ -1,10 +1,10 @@
 """Measures how much of the answer the attention patterns of a model hold by themselves.
 
 Run it as `python -P docs/scripts/attended_values.py REF...`; it writes a row for each checkpoint into
-docs/results/attended-values.csv. At a hidden entry each head of a model looks at some values; their average under its
-pattern, hidden entries counting as 0, is one number a head. A linear reader of these numbers alone, fitted on other
-matrices, guesses the entry: its squared error as a share of the variance of an entry, with the 95% interval of a
-bootstrap over matrices. Nothing of the model but its patterns is used.
+docs/results/attended-values.csv. At a hidden entry the sum of the observed values, weighted by a head's pattern, is one
+number a head. A linear reader of these numbers alone, the same at every position and fitted on other matrices, guesses
+the entry: its squared error as a share of the variance of an entry, with the 95% interval of a bootstrap over
+matrices; and that of a reader of one layer's heads. Nothing of the model but its patterns is used.
 """
 
 import sys
@@ -28,15 +28,22 @@ DRAWS = 1000
 
 
 def attended_values(checkpoint: Checkpoint, batch: Batch) -> Tensor:
-    """Returns the average value that each head looks at, and a 1, [batch pos head+1], in float64."""
+    """Returns the weighted sum of values that each head looks at, [batch pos layer head], in float64."""
     values = batch.targets.masked_fill(batch.extras["hidden"], 0.0).double()
     found = []
     for start in range(0, len(batch), CHUNK):
         rows = slice(start, start + CHUNK)
-        patterns = torch.cat(list(cache(checkpoint.model, batch.tokens[rows], "pattern").values()), dim=1)
-        read = torch.einsum("bhqk,bk->bqh", patterns.double(), values[rows])
-        found.append(torch.cat([read, torch.ones_like(read[..., :1])], dim=-1))
+        patterns = torch.stack(list(cache(checkpoint.model, batch.tokens[rows], "pattern").values()))
+        found.append(torch.einsum("lbhqk,bk->bqlh", patterns.double(), values[rows]))
     return torch.cat(found)
+
+
+def guesses(fitted: Tensor, answers: Tensor, scored: Tensor) -> Tensor:
+    """Returns the guesses [batch pos] for the numbers `scored` [batch pos number] of a reader that was fitted."""
+    one_more = [torch.cat([x, torch.ones_like(x[..., :1])], dim=-1) for x in (fitted, scored)]
+    # Some heads have the same pattern: of all solutions the smallest.
+    weights = torch.linalg.lstsq(one_more[0], answers[:, None], driver="gelsd").solution
+    return (one_more[1] @ weights)[..., 0]
 
 
 def measured(ref: str) -> dict[str, float | str]:
@@ -44,23 +51,29 @@ def measured(ref: str) -> dict[str, float | str]:
     checkpoint = load_checkpoint(ref)
     task = checkpoint.require_task()
     fitted, scored = task.sample(FITTED, split="train"), task.sample(SCORED)
-    hidden = fitted.extras["hidden"]
-    features, answers = attended_values(checkpoint, fitted)[hidden], fitted.targets[hidden].double()
-    # Some heads have the same pattern: of all solutions the smallest.
-    weights = torch.linalg.lstsq(features, answers[:, None], driver="gelsd").solution
-    hidden = scored.extras["hidden"]
-    errors = (attended_values(checkpoint, scored) @ weights)[..., 0] - scored.targets
-    sums = errors.square().masked_fill(~hidden, 0.0).sum(1).numpy()[None]
+    of_fitted, of_scored = (attended_values(checkpoint, batch) for batch in (fitted, scored))
+    answers = fitted.targets[fitted.extras["hidden"]].double()
+    hidden, variance = scored.extras["hidden"], task.entry_variance  # type: ignore[attr-defined]
     counts = hidden.sum(1).double().numpy()[None]
+
+    def squared_errors(layers: slice) -> np.ndarray:
+        """Returns the sum over the hidden entries of each matrix, [1 matrix], as a share of the variance."""
+        numbers = of_fitted[fitted.extras["hidden"]][:, layers].flatten(1)
+        errors = guesses(numbers, answers, of_scored[:, :, layers].flatten(2)) - scored.targets
+        return (errors.square() / variance).masked_fill(~hidden, 0.0).sum(1).numpy()[None]
+
+    sums = squared_errors(slice(None))
     low, high = percentile_bounds(bootstrap_ratios(sums, counts, 0, DRAWS), 0.95)
-    shares = np.array([sums.sum() / counts.sum(), low[0], high[0]]) / task.entry_variance  # type: ignore[attr-defined]
-    return {"ref": ref, **dict(zip(("error", "low", "high"), shares.round(4), strict=True))}
+    found = {"error": sums.sum() / counts.sum(), "low": low[0], "high": high[0]}
+    for layer in range(of_scored.shape[2]):
+        found[f"layer {layer}"] = squared_errors(slice(layer, layer + 1)).sum() / counts.sum()
+    return {"ref": ref, **{name: round(float(number), 4) for name, number in found.items()}}
 
 
 def main() -> None:
     table = pandas.read_csv(FILE, index_col="ref") if FILE.is_file() else pandas.DataFrame()
     found = pandas.DataFrame([measured(ref) for ref in sys.argv[1:]]).set_index("ref")
-    table = found.combine_first(table)[["error", "low", "high"]]
+    table = found.combine_first(table)[list(found)]
     table.to_csv(FILE, lineterminator="\n")
     print(table.to_string())
 

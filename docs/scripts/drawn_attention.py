@@ -4,7 +4,7 @@ Run it as `python -P docs/scripts/drawn_attention.py FOLDER`; it writes checkpoi
 matrix-completion-7x7-drawn gives to students as `train.attention_from`:
 
 - row-column: in every layer half of the heads attend evenly to the observed entries of the query's own row, half to
-  those of its own column.
+  those of its own column (where there are none, to the hidden ones of that line and to all observed entries).
 - apart: every head attends to one entry, observed or not: in layers 0 and 2 to one of the query's own row, in layers 1
   and 3 to one of its own column, each of the seven in a head of its own (the eighth head has the query itself again).
 - mean: every head has the mean of its patterns in the flagship's last checkpoint, whatever the input.
@@ -31,8 +31,9 @@ ENTRIES = torch.arange(SIZE)
 ROW, COLUMN = ENTRIES // N, ENTRIES % N
 #: What sets an attended key apart from any other: e^14 times the weight.
 LOGITS = 14.0
-#: Examples that mean patterns are of, the seed of their draw, and how many the written teachers are checked on.
-SAMPLES, SEED, CHECKED = 2048, 1, 64
+#: Examples that mean patterns are of, the seed of their draw, and how many the written teachers are checked on
+#: and how closely.
+SAMPLES, SEED, CHECKED, TOLERANCE = 2048, 1, 64, 1e-4
 
 
 def row_and_column() -> Tensor:
@@ -99,8 +100,10 @@ def main() -> None:
         model = teacher(task, scores, observed_alone=name == "row-column")
         folder = save_checkpoint(Path(sys.argv[1]) / name, model, task)
         found = torch.stack(list(cache(model, batch.tokens, "pattern").values()), dim=1)
-        # NaN where no entry of a row or column is observed.
-        furthest = (found - expected / expected.sum(-1, keepdim=True)).nan_to_num().abs().max()
+        weight = expected.sum(-1, keepdim=True)
+        # Where no entry of a row or column is observed, the pattern is defined by nothing.
+        furthest = torch.where(weight > 0, found - expected / weight, 0.0).abs().max().item()
+        assert furthest < TOLERANCE, f"{name}: {furthest} from the patterns by definition"
         print(f"{folder}: at most {furthest:.1e} from the patterns by definition")
     unseeing, others = flagship.model, [token for token in range(task.d_vocab) if token != MASK_ID]
     with torch.no_grad():
