@@ -31,8 +31,7 @@ ENTRIES = torch.arange(SIZE)
 ROW, COLUMN = ENTRIES // N, ENTRIES % N
 #: What sets an attended key apart from any other: e^14 times the weight.
 LOGITS = 14.0
-#: Examples that mean patterns are of, the seed of their draw, and how many the written teachers are checked on
-#: and how closely.
+#: Examples that mean patterns are of, and the seed of their draw; those that teachers are checked on, and how closely.
 SAMPLES, SEED, CHECKED, TOLERANCE = 2048, 1, 64, 1e-4
 
 

@@ -599,10 +599,10 @@ def test_what_an_argument_cannot_be_is_refused(call):
     tree, known = ast.parse(call, mode="eval"), NAMES | results()
     eval(call, known)
     for argument in (one for one in ast.walk(tree) if isinstance(one, ast.keyword)):
-        right = argument.value
-        for known["wrong"] in WRONG.get(type(right), (thing,)):
-            argument.value = ast.Name("wrong")
+        right, argument.value = argument.value, ast.Name("wrong")
+        for wrong in WRONG.get(type(right), (thing,)):
+            known["wrong"] = wrong
             with suppress(circuits.CircuitsError):
                 eval(ast.unparse(tree), known)
-                assert known["wrong"] is not thing, argument.arg
+                assert wrong is not thing, argument.arg
         argument.value = right
